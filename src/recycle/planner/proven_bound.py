@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import Violation
-from recycle.core.problem import Problem
-from recycle.planner.exact.exact_model import MOST_OPS_OF_MODEL, ExactLimit, ops_of
+from recycle.planner.exact.exact_model import ExactLimit
+from recycle.planner.exact.worker_proof import raise_bound
 from recycle.planner.heuristic.greedy import DEFAULT_EFFORT
 from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.model.schedule import Schedule
@@ -48,19 +48,16 @@ class ProvenBound:
 
 def prove_bound(plan: Plan, effort: int = DEFAULT_EFFORT) -> ProvenBound:
     """Return what is proven of the bound of a legal plan; `effort` is the limit of the search for a proof."""
-    problem, claimed = plan.problem, plan.quality.bound_us
+    problem, claimed, limit = plan.problem, plan.quality.bound_us, ExactLimit(effort=effort)
     bound = lower_bound(problem)
-    can_be_raised = _can_be_raised(problem)
+    # With shared layers or speeds, other cuts or routes may be better than what an exact method proves: see `solve`.
+    can_be_raised = not problem.shared_layers and not problem.speeds
+    if claimed > bound and can_be_raised:
+        bound = raise_bound(problem, bound, claimed, limit).bound_us
     if claimed <= bound or not can_be_raised or plan.num_ops > MOST_OPS_FOR_EXACT:
         return ProvenBound(bound, claimed, can_be_raised)
     from recycle.planner.exact import cpsat
 
-    found = cpsat.solve_cpsat(problem, ExactLimit(effort=effort), Schedule.of(plan), bound)
-    bound = max(bound, found.bound_us)
+    found = cpsat.solve_cpsat(problem, limit, Schedule.of(plan), bound)
     period_us = plan.period_us if found.schedule is None else found.schedule.period_us(problem)
-    return ProvenBound(bound, claimed, True, period_us if period_us < claimed else None)
-
-
-def _can_be_raised(problem: Problem) -> bool:
-    """Whether an exact method may prove more than `lower_bound`: not of many ops, nor with shared layers or speeds."""
-    return len(ops_of(problem)) <= MOST_OPS_OF_MODEL and not problem.shared_layers and not problem.speeds
+    return ProvenBound(max(bound, found.bound_us), claimed, True, period_us if period_us < claimed else None)

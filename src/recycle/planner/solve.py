@@ -11,6 +11,7 @@ from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.planner.dead_placement import spread_failures
 from recycle.planner.exact.exact_model import Exact, ExactLimit
+from recycle.planner.exact.worker_proof import raise_bound
 from recycle.planner.failure_normalization import (
     Distribution,
     distributions,
@@ -27,6 +28,8 @@ METHODS = ("auto", "greedy", "cpsat", "milp")
 
 # Chosen, not measured: CP-SAT proved problems of some hundred ops, so beyond this `auto` does not spend time on it.
 MOST_OPS_FOR_EXACT = 3000
+# The share of the exact effort with which the bound is raised by the rows of single workers, before whole plans are searched.
+_WORKER_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,11 @@ class _Limits:
         deadline = None if self.deadline is None else (time.monotonic() + self.deadline) / 2
         return _Limits(self.effort // 2, self.exact_effort // 2, deadline)
 
-    def for_exact(self) -> ExactLimit:
-        """With a deadline an exact method goes on until then; it counts its effort otherwise."""
+    def for_exact(self, share: float = 1.0) -> ExactLimit:
+        """A share of what is left: with a deadline, of the time until then; of the counted effort otherwise."""
         if self.deadline is None:
-            return ExactLimit(effort=self.exact_effort)
-        return ExactLimit.seconds(max(0.1, self.deadline - time.monotonic()))
+            return ExactLimit(effort=int(share * self.exact_effort))
+        return ExactLimit.seconds(max(0.1, share * (self.deadline - time.monotonic())))
 
 
 def solve(problem: Problem, method: str = "auto", time_limit_s: float | None = None, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
@@ -114,10 +117,13 @@ def solve(problem: Problem, method: str = "auto", time_limit_s: float | None = N
 def _solve(problem: Problem, method: str, limits: _Limits, least_us: int | None = None) -> _Result:
     bound = lower_bound(problem)
     schedule = _search(problem, bound, limits.effort, limits.is_over, least_us)
+    raised = _raise_bound(problem, schedule, bound, method, limits)
+    bound, limits = raised.bound_us, replace(limits, exact_effort=max(0, limits.exact_effort - raised.used))
     exact = _exact_method(problem, schedule, bound, method)
     if exact is None:
-        return _Result(problem, schedule, bound, "greedy")
+        return _Result(problem, schedule, bound, "greedy", raised.used)
     result = exact(problem, limits.for_exact(), schedule, bound)
+    result = replace(result, used=result.used + raised.used)
     if not (problem.shared_layers or problem.speeds):  # else other cuts or routes may be better than what the method proved
         bound = max(bound, result.bound_us)
     if result.schedule is None:
@@ -137,6 +143,14 @@ def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[],
         unsplit = split_where_cheaper(problem, greedy.solve_greedy(whole, bound, effort, out_of_time, least_us))
         return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
     return schedule
+
+
+def _raise_bound(problem: Problem, schedule: Schedule, bound: int, method: str, limits: _Limits) -> Exact:
+    """Return the bound that follows from single workers, proven with a share of the exact effort; as it was for other methods."""
+    period = schedule.period_us(problem)
+    if method not in ("auto", "cpsat") or problem.shared_layers or problem.speeds or period <= bound:
+        return Exact(None, bound)
+    return raise_bound(problem, bound, period, limits.for_exact(_WORKER_SHARE))
 
 
 def _exact_method(

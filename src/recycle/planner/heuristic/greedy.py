@@ -72,7 +72,7 @@ def solve_greedy(
     assert best is not None
     schedule = search.schedule(best.starts)
     is_close = best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
-    if not order_effort or best.score[0] <= bound_us or (is_cut and (is_close or not splits_all_backwards(search))):
+    if not order_effort or is_close or (is_cut and not splits_all_backwards(search)):
         return schedule
     return (improve if is_cut else improve_rows)(problem, schedule, bound_us, order_effort, out_of_time)
 
