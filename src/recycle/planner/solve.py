@@ -21,6 +21,7 @@ from recycle.planner.failure_normalization import (
 )
 from recycle.planner.heuristic import greedy
 from recycle.planner.heuristic.fuse_backward import fuse, split_where_cheaper
+from recycle.planner.model.assignment import Assignment
 from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.model.schedule import Schedule
 
@@ -137,12 +138,27 @@ def _solve(problem: Problem, method: str, limits: _Limits, least_us: int | None 
 def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool], least_us: int | None = None) -> Schedule:
     """Return the greedy schedule, with backward passes split only where that pays."""
     schedule = fuse(problem, greedy.solve_greedy(problem, bound, effort, out_of_time, least_us))
+    if (tighter := _freed_by_weights_only(problem)) is not None and schedule.period_us(problem) > bound:
+        # More memory must never make a plan longer: one that has memory left when I ends is legal here, too.
+        in_less = fuse(tighter, greedy.solve_greedy(tighter, bound, effort, out_of_time, least_us))
+        in_less = replace(in_less, assignment=Assignment.of(problem, in_less.pipeline))
+        schedule = in_less if _is_shorter(problem, in_less, schedule) else schedule
     if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
         # Splitting costs time here, so a schedule without any split may be shorter.
         whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
         unsplit = split_where_cheaper(problem, greedy.solve_greedy(whole, bound, effort, out_of_time, least_us))
         return unsplit if _is_shorter(problem, unsplit, schedule) else schedule
     return schedule
+
+
+def _freed_by_weights_only(problem: Problem) -> Problem | None:
+    """The same problem in less memory: I frees nothing, W all. None if that is so anyway, or with cuts."""
+    stages = problem.profile.stages
+    frees_some = problem.memory.unit == "bytes" and any(stage.weight_held_bytes < stage.activation_bytes for stage in stages)
+    if not frees_some or not problem.techniques.decoupled or problem.shared_layers:
+        return None
+    held = tuple(replace(stage, weight_held_bytes=stage.activation_bytes) for stage in stages)
+    return replace(problem, profile=replace(problem.profile, stages=held))
 
 
 def _raise_bound(problem: Problem, schedule: Schedule, bound: int, method: str, limits: _Limits) -> Exact:
