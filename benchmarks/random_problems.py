@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import recycle
 from recycle.core.cluster import Cluster, Shape
@@ -50,9 +51,9 @@ def _random_profile(rng: random.Random, num_stages: int, kept: float) -> Profile
     made = []
     for stage in range(num_stages):
         factor = 1.3 if how == "hot" and stage == hot else rng.uniform(0.85, 1.15) if how == "uneven" else 1.0
-        times = [max(1, round(forward * factor * part)) for part in (1.0, back, weight)]
-        sizes = {"activation_bytes": ACTIVATION_BYTES, "weight_held_bytes": round(kept * ACTIVATION_BYTES)}
-        made.append(StageProfile(*times, sum(times[1:]), static_bytes=STATIC_BYTES, **sizes))
+        forward_us, input_us, weight_us = (max(1, round(forward * factor * part)) for part in (1.0, back, weight))
+        costs = StageProfile(forward_us, input_us, weight_us, input_us + weight_us, static_bytes=STATIC_BYTES)
+        made.append(replace(costs, activation_bytes=ACTIVATION_BYTES, weight_held_bytes=round(kept * ACTIVATION_BYTES)))
     comm_us = round(forward * rng.choice([0, 0.1, 0.3, 1.0]))
     return Profile(tuple(made), Link(comm_us, 1e9))
 
