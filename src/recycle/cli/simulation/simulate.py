@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recycle.cli import arguments
-from recycle.cli.simulation.slow_options import SLOW_OPTIONS, add_slow_options, read_slowdowns
+from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
 from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
@@ -15,10 +15,9 @@ from recycle.core.events.record import Event, Started
 from recycle.core.events.record_file import write_record
 from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
-from recycle.core.units import format_duration, parse_duration_us
+from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics, measure
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
-from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
@@ -26,6 +25,8 @@ from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
 systems: {", ".join(SYSTEMS)}
+
+{FAILURE_MODELS_HELP}
 
 examples:
   a worker dies every half hour and none returns
@@ -42,6 +43,9 @@ examples:
   elastic cuts beside re-routing and whole layers that move, while workers and links are slow as often as published
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --slow published \\
       --slow-links published --systems recycle,recycle-rerouting,elaswave,resihp,odyssey --hours 24
+  failures as often as when Llama 3 was trained, four spare workers, and what a million tokens cost
+    recycle simulate --model llama-3-70b --gpu h100 --tensor-parallel 8 --pipelines 16 --stages 8 --microbatches 32 \\
+      --failures llama3 --spares 4 --gpu-price 2.50 --hours 720
   nobody fails, and the fault-free job is as fast as a measured one
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
@@ -60,14 +64,7 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
     job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
-    changes = parser.add_argument_group("failures")
-    changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
-    changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
-    changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
-    arguments.add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
-    add_slow_options(changes)
-    changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
-    changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
+    add_failure_options(parser.add_argument_group("failures"))
     assumptions = parser.add_argument_group("assumptions")
     arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
@@ -90,7 +87,7 @@ def add_cache_options(options: argparse._ActionsContainer) -> None:
 def run_simulate(args: argparse.Namespace) -> None:
     names = parse_systems(args.systems)
     context = make_context(args)
-    trace = _trace(args, context.job)
+    trace = read_trace(args, context.job)
     refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
@@ -146,33 +143,6 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     folder: Path = args.cache or user_cache / "recycle"
     refuse_unwritable(folder / "timings.json")
     return folder
-
-
-def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
-    if sum(given is not None for given in (args.interval, args.mtbf, args.trace)) > 1:
-        raise UserError("--interval, --mtbf and --trace say the same thing: give one of them")
-    if args.hours is not None and not 0 < args.hours <= 24 * 3650:
-        raise UserError(f"--hours is {args.hours}, but it must be above 0 and at most ten years")
-    if args.trace:
-        if args.rejoin is not None:
-            raise UserError("a trace says itself who returns when: leave --rejoin out")
-        if any(getattr(args, option) is not None for option in SLOW_OPTIONS):
-            raise UserError("a trace says itself who is slow when: leave --slow, --slow-links and --drift out")
-        trace = Trace.load(args.trace)
-        return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
-    end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
-    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
-    return _failures(args, nodes, end_us).with_slowdowns(read_slowdowns(args, nodes, end_us))
-
-
-def _failures(args: argparse.Namespace, nodes: tuple[str, ...], end_us: int) -> Trace:
-    rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
-    if args.mtbf is not None:
-        return failure_traces.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    if args.interval is None and args.rejoin is not None:
-        raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
-    interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
-    return failure_traces.periodic_trace(nodes, interval_us, end_us, args.seed, rejoin_us)
 
 
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:

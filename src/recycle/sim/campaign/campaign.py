@@ -121,7 +121,8 @@ def _prepare(cases: Sequence[Case]) -> None:
 def _simulate_case(case: Case) -> list[Event]:
     mtbf_us = case.trace.end_us // max(1, case.trace.num_outages)
     system = SYSTEMS[case.system](replace(case.context, mtbf_us=mtbf_us))
-    record = simulate_trace(system, case.trace, case.context.job.shape, case.context.constants.ready_us)
+    constants = case.context.constants
+    record = simulate_trace(system, case.trace, case.context.job.shape, constants.ready_us, constants.hang_us_of(case.system))
     if case.path:
         write_record(case.path, record)
     return record

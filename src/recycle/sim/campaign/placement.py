@@ -1,6 +1,7 @@
 """Placement: which node of a trace holds which place of the cluster."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
@@ -26,6 +27,9 @@ class Placement:
                 found[place] = round(found.get(place, 1.0) * one.speed, 3)
         computing, links = (tuple(sorted(found.items())) for found in speeds)
         return Members(self._shape, frozenset(self._place_of.values()), len(self._spare), computing, links)
+
+    def has_place(self, node: str) -> bool:
+        return node in self._place_of
 
     def change(
         self, at_us: int, leaving: Iterable[str], joining: Iterable[str], slow: Iterable[Slowdown] = ()
@@ -104,7 +108,8 @@ def membership_changes(trace: Trace, shape: Shape, ready_us: int) -> Iterator[Me
         slow = (slow | begins) - ends
         slowdowns = [trace.slowdowns[number] for number in sorted(slow)]
         if changes:
-            change = placement.change(at_us, *_leaving_and_joining(changes, present), slowdowns)
+            hangs = any(one.hangs and placement.has_place(one.node) for one in changes)
+            change = replace(placement.change(at_us, *_leaving_and_joining(changes, present), slowdowns), hangs=hangs)
         else:
             change = MembershipChange(at_us, placement.members(slowdowns), kind=ChangeKind.SPEEDS)
         # A slowdown of a node without a place changes nothing.
