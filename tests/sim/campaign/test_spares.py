@@ -9,7 +9,7 @@ from recycle.core.events.trace import Change, Slowdown, Trace, live_counts
 from recycle.report.record.metrics import measure
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.spares import most_missing, spare_names, with_spares
-from recycle.sim.failure_traces import poisson_trace
+from recycle.sim.failure_traces import poisson_trace, worker_names
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
 from tests.sim.jobs import small_job
@@ -87,15 +87,15 @@ def test_no_more_nodes_are_live_than_there_are_places_and_no_fewer_than_without_
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "bamboo"])
 def test_every_system_does_more_with_a_spare_when_a_worker_is_gone_for_good(name, tmp_path):
-    job = small_job(2, 2, 4)
+    job = small_job(3, 2, 4)
     context = SystemContext(job, Constants.for_model(job.model.num_parameters), tmp_path, shared_layers=0)
-    alone = Trace((*(Change(0, True, node) for node in PLACES), Change(H, False, "W1_1")), 20 * H)
-    cases = [Case(name, context, trace) for trace in (alone, with_spares(alone, 4, spare_names(1)))]
+    nodes = worker_names(3, 2)
+    alone = named((H, False, "W1_1"), nodes=nodes, end=20 * H)
+    cases = [Case(name, context, trace) for trace in (alone, with_spares(alone, len(nodes), spare_names(1)))]
     without, with_one = (measure(record).samples for record in run_cases(cases))
-    if name in ("oobleck", "odyssey", "checkpoint-restart-spare"):
-        # Oobleck's spare waits for the next reconfiguration; Odyssey found three pipelines of one stage, which are as fast as
-        # the shape of the job; the other one has endless spares anyway.
-        assert with_one >= without * 0.999
+    if name in ("oobleck", "checkpoint-restart-spare"):
+        # Oobleck's spare waits for the next reconfiguration; the other one has endless spares anyway.
+        assert with_one >= without
     else:
         assert with_one > without
 

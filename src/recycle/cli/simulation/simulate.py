@@ -17,8 +17,10 @@ from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
 from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics, measure
+from recycle.report.record.prices import PaidRun, paid_table, refuse_price
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
 from recycle.sim.campaign.campaign import Case, run_cases
+from recycle.sim.campaign.spares import paid_workers
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
@@ -71,6 +73,8 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
     assumptions.add_argument("--fault-free", type=float, metavar="SAMPLES/S", help=about)
+    about = "what a GPU costs an hour: gives the cost of a million tokens, spares among what is paid for"
+    assumptions.add_argument("--gpu-price", type=float, metavar="PRICE", help=about)
     output = parser.add_argument_group("output")
     arguments.add_file_options(output, plot="a PNG of throughput over time")
     output.add_argument("--records", type=Path, metavar="FOLDER", help="the record of every system, as lines of JSON")
@@ -86,6 +90,8 @@ def add_cache_options(options: argparse._ActionsContainer) -> None:
 
 def run_simulate(args: argparse.Namespace) -> None:
     names = parse_systems(args.systems)
+    if args.gpu_price is not None:
+        refuse_price(args.gpu_price)
     context = make_context(args)
     trace = read_trace(args, context.job)
     refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
@@ -145,6 +151,15 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     return folder
 
 
+def _paid(args: argparse.Namespace, job: SimulatedJob, trace: Trace, metrics: dict[str, Metrics]) -> dict[str, PaidRun]:
+    """What is paid for: the GPUs of all workers and spares, all the time."""
+    workers = {name: paid_workers(name, trace, job.num_nodes, args.spares) for name in metrics}
+    return {
+        name: PaidRun(run.throughput, workers[name] * job.gpus_per_worker, job.model.sequence, args.gpu_price)
+        for name, run in metrics.items()
+    }
+
+
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:
     if args.plot:
         # matplotlib takes half a second to import
@@ -167,7 +182,7 @@ def _title(job: SimulatedJob) -> str:
 
 
 def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
-    job = context.job
+    job, paid = context.job, _paid(args, context.job, trace, metrics)
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
@@ -178,7 +193,12 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "failures": trace.num_failures,
         "slowdowns": len(trace.slowdowns),
         "seed": None if args.trace else args.seed,
-        "systems": {name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()},
+        "failure_model": args.failures,
+        "spares": args.spares,
+        "systems": {
+            name: {**run.to_json(), "paid": paid[name].to_json(), "goodput": round(run.goodput(fault_free), 6)}
+            for name, run in metrics.items()
+        },
     }
     return json.dumps(facts)
 
@@ -186,6 +206,8 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
 def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     num_joins = len(trace.later) - trace.num_failures
     counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
+    if trace.num_hangs:
+        counts += f", hangs: {trace.num_hangs}"
     if trace.slowdowns:
         counts += f", slow: {len(trace.slowdowns)}"
     lines = [
@@ -194,6 +216,8 @@ def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "",
         aligned(campaign_table(metrics, fault_free)),
     ]
+    if args.spares or args.gpu_price is not None:
+        lines += ["", aligned(paid_table(_paid(args, context.job, trace, metrics)))]
     if causes := pause_table(metrics):
         lines += ["", aligned(causes)]
     if notes := down_notes(metrics):

@@ -11,6 +11,8 @@ from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Trace, live_counts
 
 MOST_SPARES = 1_000_000
+# Systems that always find another node, whatever the trace says.
+ENDLESS_SPARES = ("checkpoint-restart-spare",)
 
 
 def spare_names(num_spares: int) -> tuple[str, ...]:
@@ -61,6 +63,12 @@ class _Pool:
             del self._waiting[node]
             self._active.add(node)
             yield Change(changes[0].at_us, True, node)
+
+
+def paid_workers(system: str, trace: Trace, num_places: int, num_spares: int) -> int:
+    """The workers that are paid for all the time: places, spares, and what a system with endless spares needs beyond them."""
+    needed = most_missing(trace, num_places) if system.startswith(ENDLESS_SPARES) else 0
+    return num_places + num_spares + needed
 
 
 def most_missing(trace: Trace, num_places: int) -> int:

@@ -19,7 +19,7 @@ def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0
 
     An added node is used `ready_us` later. If a worker hangs, the job stands still for `hang_us` before the system answers.
     """
-    changes = membership_changes(trace, shape, ready_us)
+    changes = membership_changes(trace, shape, ready_us, hang_us)
     first = next(changes)
     job = _JobTimeline(first.members.num_live)
     decision = system.begin(first.members)
