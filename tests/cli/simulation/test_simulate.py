@@ -62,6 +62,7 @@ def test_the_command_of_the_documents_works(documented: dict[str, Any]) -> None:
         "seed",
         "failure_model",
         "spares",
+        "measured_constants",
         "systems",
     ]
     assert (documented["model"], documented["gpu"], documented["nodes"]) == ("gpt3-6.7b", "a100-80", 32)
@@ -324,7 +325,7 @@ SHAPE = "--pipelines 3 --stages 2 --microbatches 4"
 MODEL = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000"
 # (arguments, what the sentence says)
 WRONG = {
-    "no model": (f"--gpu a100-80 {SHAPE}", r"the following arguments are required: --model"),
+    "no model": (f"--gpu a100-80 {SHAPE}", r"--model is missing: give --model and --gpu"),
     "an unknown model": (f"--model gpt9 --gpu a100-80 {SHAPE}", r"no model is called 'gpt9': choose from gpt3-medium"),
     "an unknown GPU": (f"{MODEL} --gpu abacus {SHAPE}", r"no GPU is called 'abacus': choose from a100-40, a100-80"),
     "a model that does not fit": (

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recycle.cli import arguments
+from recycle.cli.simulation.constants_options import add_constants_option, constants_note, constants_of_run, job_constants
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
 from recycle.cli.simulation.job_options import add_job_options, profile_note, read_simulated_job
 from recycle.cli.terminal import progress_bar
@@ -22,7 +23,6 @@ from recycle.report.record.tables import aligned, campaign_table, down_notes, pa
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.spares import paid_workers
 from recycle.sim.job import SimulatedJob
-from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
@@ -65,7 +65,7 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     add_failure_options(parser.add_argument_group("failures"))
     assumptions = parser.add_argument_group("assumptions")
-    arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
+    add_constants_option(assumptions)
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
@@ -106,10 +106,7 @@ def run_simulate(args: argparse.Namespace) -> None:
 
 def make_context(args: argparse.Namespace) -> SystemContext:
     job = read_simulated_job(args)
-    constants = Constants.for_model(job.model.num_parameters)
-    if args.constants:
-        constants = constants.with_file(args.constants)
-    context = SystemContext(job, constants.with_values(args.set), cache_folder(args), shared_layers=_shared_layers(args, job))
+    context = SystemContext(job, job_constants(args, job), cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:
         return context
@@ -178,7 +175,7 @@ def _title(job: SimulatedJob) -> str:
 
 
 def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
-    job, paid = context.job, _paid(args, context.job, trace, metrics)
+    job, paid, measured = context.job, _paid(args, context.job, trace, metrics), constants_of_run(args)
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
@@ -191,6 +188,7 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "seed": None if args.trace else args.seed,
         "failure_model": args.failures,
         "spares": args.spares,
+        "measured_constants": measured.to_json(job.num_nodes) if measured else None,
         "systems": {
             name: {**run.to_json(), "paid": paid[name].to_json(), "goodput": round(run.goodput(fault_free), 6)}
             for name, run in metrics.items()
@@ -206,10 +204,9 @@ def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         counts += f", hangs: {trace.num_hangs}"
     if trace.slowdowns:
         counts += f", slow: {len(trace.slowdowns)}"
-    note = profile_note(context.job)
     lines = [
         _title(context.job),
-        *([note] if note else []),
+        *filter(None, (profile_note(context.job), constants_note(args, context.job))),
         f"{counts}; fault-free 1F1B {fault_free:.4g} samples/s, {context.job.samples_per_step} samples a step",
         "",
         aligned(campaign_table(metrics, fault_free)),
