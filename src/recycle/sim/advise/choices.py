@@ -1,8 +1,8 @@
 """SystemChoice: a system in a shape, one of the answers that there could be; `all_choices` lists every one that fits.
 
-A worker's GPUs are in one server, so that its tensor-parallel degree is a power of two up to the GPUs of a server. Stages may have
-unequal numbers of layers. GPUs that the shape leaves over are spares: how many there are is part of the choice. The samples of a
-micro-batch are given with the model, because the estimated times of ops do not know that larger ones run better.
+A worker's GPUs are in one server, so that its tensor-parallel degree is a power of two up to the GPUs of a server. Stages may
+have unequal numbers of layers. GPUs that the shape leaves over are spares: how many there are is part of the choice. The samples
+of a micro-batch are given with the model, because the estimated times of ops do not know that larger ones run better.
 """
 
 from collections.abc import Iterator

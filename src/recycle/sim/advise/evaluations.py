@@ -21,7 +21,7 @@ from recycle.core.files import read_json, write_text
 from recycle.host.process_pool import process_pool, submit
 from recycle.sim.advise.choices import SystemChoice, system_of, workers_per_server
 from recycle.sim.advise.question import ClusterQuestion
-from recycle.sim.advise.upper_bounds import Refined, refined_rate
+from recycle.sim.advise.upper_bounds import Refined, refined_rate, shared_bound
 from recycle.sim.campaign.trace_simulation import simulate_trace
 
 FORMAT, VERSION = "recycle-advice-cache", 1
@@ -75,14 +75,19 @@ class Evaluations:
     def __init__(self, folder: Path | None, pool: ProcessPoolExecutor | None, tick: Tick) -> None:
         self._folder, self._pool, self._tick = folder, pool, tick
         self._known: dict[str, dict[str, Any]] = {}
-        self.num_simulated = self.num_bounded = 0
+        self.num_simulated = 0
 
     def report(self, doing: str) -> None:
         self._tick(doing, self.num_simulated)
 
     def refine(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> list[Refined]:
-        found = self._get("bound", refined_rate, [(question, choice) for choice in choices], doing)
-        self.num_bounded += len(choices)
+        """Ask each system for its own fault-free step, and ReCycle for some plans."""
+        found = self._get("step", refined_rate, [(question, choice) for choice in choices], doing)
+        return [Refined(**one) for one in found]
+
+    def prove_shared(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> list[Refined]:
+        """Bound choices with shared layers."""
+        found = self._get("bound", shared_bound, [(question, choice) for choice in choices], doing)
         return [Refined(**one) for one in found]
 
     def simulate(self, cases: Sequence[tuple[ClusterQuestion, SystemChoice]], doing: str) -> list[SimulatedRuns]:
@@ -141,7 +146,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _checked(name: str, one: Any) -> dict[str, Any]:
     """An evaluation as it was written; raises TypeError or ValueError if it is not one."""
-    if name.startswith("bound "):
+    if name.startswith(("bound ", "step ")):
         return asdict(Refined(float(one["most"]), float(one["fault_free"]), str(one["problem"])))
     rates = [float(rate) for rate in one["rates"]]
     if not rates or not all(math.isfinite(rate) and rate >= 0 for rate in rates):

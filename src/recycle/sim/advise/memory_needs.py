@@ -1,7 +1,7 @@
 """What a choice needs of a GPU's memory, and whether a system that does not ask for it fits.
 
-Oobleck and Odyssey choose pipelines without looking at the activations that 1F1B holds. A choice that needs more than a GPU has is
-not advised, whatever its step would take.
+Oobleck and Odyssey choose pipelines without looking at the activations that 1F1B holds. A choice that needs more than a GPU has
+is not advised, whatever its step would take.
 """
 
 import re
@@ -48,7 +48,8 @@ def depths_of(job: SimulatedJob, system: str, state: Any) -> tuple[int, ...]:
 def one_f_one_b_bytes(job: SimulatedJob, depths: tuple[int, ...]) -> int:
     """The memory of the fullest GPU of pipelines of these depths in 1F1B, if layers are spread by time."""
     each = -(-job.num_microbatches // len(depths))
-    return max(most_bytes(job.profile(depth), each) for depth in set(depths))
+    # Oobleck counts the embedding and the head as layers, so that its pipelines may have more stages than the model has layers.
+    return max(most_bytes(job.profile(min(depth, job.model.num_layers)), each) for depth in set(depths))
 
 
 def memory_bytes(question: ClusterQuestion, choice: SystemChoice, depths: tuple[int, ...]) -> int:

@@ -1,8 +1,8 @@
 """ClusterQuestion: what `recycle advise` is asked, and the failures that every choice is simulated with.
 
-Servers fail, not workers: a server of `gpus_per_server` GPUs leaves as a whole, and is back after its repair. A server has its own
-stream of random numbers, so that the same servers fail at the same times whatever the shape, the system or the number of spares:
-differences between choices are not differences of luck.
+Servers fail, not workers: a server of `gpus_per_server` GPUs leaves as a whole, and is back after its repair. A server has its
+own stream of random numbers, so that the same servers fail at the same times whatever the shape, the system or the number of
+spares: differences between choices are not differences of luck.
 """
 
 import hashlib

@@ -4,13 +4,13 @@ With f dead workers a step takes at least
 
     max(bound of the fault-free period - what a smaller reduction saves,  all work / live workers)
 
-because a plan for f dead workers would serve a cluster in which they idle, too. Pauses, lost work and nodes that are not ready yet
-make it longer. The failures of the traces say for which share of the time f workers are dead at least. The bound of the period
-(`planner.model.lower_bound`) holds for every plan of the shape, 1F1B among them. Systems that cut the model otherwise are bounded by
-the work alone, and then by their own fault-free throughput: no system here is faster with fewer workers.
+because a plan for f dead workers would serve a cluster in which they idle, too. Pauses, lost work and nodes that are not ready
+yet make it longer. The failures of the traces say for which share of the time f workers are dead at least. The bound of the
+period (`planner.model.lower_bound`) holds for every plan of the shape, 1F1B among them. Systems that cut the model otherwise are
+bounded by the work alone, and then by their own fault-free throughput: no system here is faster with fewer workers.
 
-For ReCycle with shared layers the first bound is an estimate: that of stages that are perfectly even. `refined_rate` replaces it by
-the plans themselves, for a few numbers of dead workers; a plan for more dead workers takes longer.
+For ReCycle with shared layers the first bound is an estimate, that of stages that are perfectly even; `shared_bound` proves one.
+`refined_rate` has the plans themselves for no and for a typical number of dead workers; a plan for more of them takes longer.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
-from recycle.planner.model.lower_bound import lower_bound
+from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
 from recycle.sim.advise.memory_needs import memory_problem
 from recycle.sim.advise.question import ClusterQuestion
@@ -48,6 +48,20 @@ def first_bound(question: ClusterQuestion, choice: SystemChoice) -> float:
     return sum(share * _most_rate(job, choice.shared_layers if is_bound else None, away) for away, share in dead.items())
 
 
+def expected_rate(question: ClusterQuestion, choice: SystemChoice) -> float:
+    """Samples a second of the fault-free plan, by the planner's own estimate: it proves nothing, but orders choices well."""
+    job = job_of(question, choice)
+    return job.samples_per_step * 1e6 / _period_estimate(job, choice.shared_layers)
+
+
+def shared_bound(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> Refined:
+    """The same as `first_bound`, proven for shared layers, too; it takes longer."""
+    job, dead = job_of(question, choice), dead_shares(question, choice)
+    least_us = lower_bound(job.problem(shared_layers=choice.shared_layers))
+    rates = {away: job.samples_per_step * 1e6 / max(1, least_us - _saved_us(job, away)) for away in dead}
+    return Refined(sum(share * min(rates[away], _most_rate(job, None, away)) for away, share in dead.items()), 0.0)
+
+
 def dead_shares(question: ClusterQuestion, choice: SystemChoice) -> Mapping[int, float]:
     """The share of the time in which at least so many places have no node."""
     each, spare = workers_per_server(question, choice.tensor_parallel), spare_workers(question, choice)
@@ -71,7 +85,8 @@ def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path |
     dead = dead_shares(question, choice)
     probed = {0: fault_free}
     if choice.system == ELASTIC and isinstance(system, Recycle):
-        probed |= {count: _planned_rate(job, system, count) for count in _typical(dead) if count}
+        usual = _median(dead)
+        probed |= {usual: _planned_rate(job, system, usual)} if usual else {}
     elif choice.shape.num_workers > 1:
         one_less = everybody - {next(iter(sorted(everybody)))}
         if system.begin(Members(choice.shape, one_less)).steady_state.is_down and choice.shape.num_pipelines > 1:
@@ -83,15 +98,14 @@ def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path |
     return Refined(most, fault_free)
 
 
-def _typical(dead: Mapping[int, float]) -> list[int]:
-    """A small and a typical number of dead workers."""
-    total, median = 0.0, 0
+def _median(dead: Mapping[int, float]) -> int:
+    """The number of dead workers that is exceeded half of the time."""
+    total = 0.0
     for count, share in sorted(dead.items()):
-        total, median = total + share, count
+        total += share
         if total >= 0.5:
-            break
-    least = min((count for count in dead if count), default=0)
-    return sorted({least, median})
+            return count
+    return max(dead)
 
 
 def _planned_rate(job: SimulatedJob, system: Recycle, num_dead: int) -> float:
@@ -128,6 +142,13 @@ def _period_bound(job: SimulatedJob, shared_layers: int) -> int:
     """The least period of any plan; with shared layers that of even stages."""
     problem = job.problem()
     return lower_bound(_even(problem) if shared_layers else problem)
+
+
+@lru_cache(maxsize=16384)
+def _period_estimate(job: SimulatedJob, shared_layers: int) -> int:
+    problem = job.problem()
+    bounds = Bounds(_even(problem) if shared_layers else problem)
+    return max(bounds.estimate_us(stage, job.shape.num_pipelines) for stage in range(job.shape.num_stages))
 
 
 def _even(problem: Problem) -> Problem:
