@@ -24,6 +24,7 @@ import recycle
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware.contenders import Contender, ContenderTurn
+from recycle.evaluate.hardware.evaluation_folder import hardware
 from recycle.evaluate.hardware.race import WARM_UP, Trial, run_trial
 from recycle.evaluate.hardware.setup import CPU_CORES, Setup
 from recycle.evaluate.hardware.static_cuts import best_static_cut, layer_work_us
@@ -116,7 +117,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
     assert plan is not None
     trials: dict[str, list[Trial]] = {name: [] for name in contests}
     make_contender = partial(Contender, setup, setup.job(plan).tensor_specs())
-    with worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
+    with hardware(setup), worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
         numbers = count(1)
         for round_ in range(race.num_rounds):
             for name, contest in contests.items():

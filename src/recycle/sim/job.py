@@ -86,6 +86,10 @@ class SimulatedJob:
         return self.shape.num_workers
 
     @property
+    def gpus_per_worker(self) -> int:
+        return self.tensor_parallel * self.context_parallel
+
+    @property
     def num_microbatches(self) -> int:
         """Micro-batches of all pipelines in one step: the global batch, which only replica drop changes."""
         return self.shape.num_chains

@@ -57,13 +57,17 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """The members after a change, the places that lost their node in it, and the places that got one."""
+    """The members after a change, the places that lost their node in it, and the places that got one.
+
+    If one of the lost nodes `hangs`, the job stands still until the system notices.
+    """
 
     at_us: int
     members: Members
     left: tuple[Worker, ...] = ()
     joined: tuple[Worker, ...] = ()
     kind: ChangeKind = ChangeKind.MEMBERS
+    hangs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

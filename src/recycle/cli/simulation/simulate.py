@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recycle.cli import arguments
-from recycle.cli.simulation.slow_options import SLOW_OPTIONS, add_slow_options, read_slowdowns
+from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
 from recycle.cli.terminal import progress_bar
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
@@ -15,17 +15,20 @@ from recycle.core.events.record import Event, Started
 from recycle.core.events.record_file import write_record
 from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
-from recycle.core.units import format_duration, parse_duration_us
+from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics, measure
+from recycle.report.record.prices import PaidRun, paid_table, refuse_price
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
-from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
+from recycle.sim.campaign.spares import paid_workers
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
 systems: {", ".join(SYSTEMS)}
+
+{FAILURE_MODELS_HELP}
 
 examples:
   a worker dies every half hour and none returns
@@ -42,6 +45,9 @@ examples:
   elastic cuts beside re-routing and whole layers that move, while workers and links are slow as often as published
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --slow published \\
       --slow-links published --systems recycle,recycle-rerouting,elaswave,resihp,odyssey --hours 24
+  failures as often as when Llama 3 was trained, four spare workers, and what a million tokens cost
+    recycle simulate --model llama-3-70b --gpu h100 --tensor-parallel 8 --pipelines 16 --stages 8 --microbatches 32 \\
+      --failures llama3 --spares 4 --gpu-price 2.50 --hours 720
   nobody fails, and the fault-free job is as fast as a measured one
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
@@ -60,20 +66,15 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
     job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
-    changes = parser.add_argument_group("failures")
-    changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
-    changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
-    changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
-    arguments.add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
-    add_slow_options(changes)
-    changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
-    changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
+    add_failure_options(parser.add_argument_group("failures"))
     assumptions = parser.add_argument_group("assumptions")
     arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
     assumptions.add_argument("--fault-free", type=float, metavar="SAMPLES/S", help=about)
+    about = "what a GPU costs an hour: gives the cost of a million tokens, spares among what is paid for"
+    assumptions.add_argument("--gpu-price", type=float, metavar="PRICE", help=about)
     output = parser.add_argument_group("output")
     arguments.add_file_options(output, plot="a PNG of throughput over time")
     output.add_argument("--records", type=Path, metavar="FOLDER", help="the record of every system, as lines of JSON")
@@ -89,8 +90,10 @@ def add_cache_options(options: argparse._ActionsContainer) -> None:
 
 def run_simulate(args: argparse.Namespace) -> None:
     names = parse_systems(args.systems)
+    if args.gpu_price is not None:
+        refuse_price(args.gpu_price)
     context = make_context(args)
-    trace = _trace(args, context.job)
+    trace = read_trace(args, context.job)
     refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
@@ -148,31 +151,13 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
-    if sum(given is not None for given in (args.interval, args.mtbf, args.trace)) > 1:
-        raise UserError("--interval, --mtbf and --trace say the same thing: give one of them")
-    if args.hours is not None and not 0 < args.hours <= 24 * 3650:
-        raise UserError(f"--hours is {args.hours}, but it must be above 0 and at most ten years")
-    if args.trace:
-        if args.rejoin is not None:
-            raise UserError("a trace says itself who returns when: leave --rejoin out")
-        if any(getattr(args, option) is not None for option in SLOW_OPTIONS):
-            raise UserError("a trace says itself who is slow when: leave --slow, --slow-links and --drift out")
-        trace = Trace.load(args.trace)
-        return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
-    end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
-    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
-    return _failures(args, nodes, end_us).with_slowdowns(read_slowdowns(args, nodes, end_us))
-
-
-def _failures(args: argparse.Namespace, nodes: tuple[str, ...], end_us: int) -> Trace:
-    rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
-    if args.mtbf is not None:
-        return failure_traces.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    if args.interval is None and args.rejoin is not None:
-        raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
-    interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
-    return failure_traces.periodic_trace(nodes, interval_us, end_us, args.seed, rejoin_us)
+def _paid(args: argparse.Namespace, job: SimulatedJob, trace: Trace, metrics: dict[str, Metrics]) -> dict[str, PaidRun]:
+    """What is paid for: the GPUs of all workers and spares, all the time."""
+    workers = {name: paid_workers(name, trace, job.num_nodes, args.spares) for name in metrics}
+    return {
+        name: PaidRun(run.throughput, workers[name] * job.gpus_per_worker, job.model.sequence, args.gpu_price)
+        for name, run in metrics.items()
+    }
 
 
 def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:
@@ -197,7 +182,7 @@ def _title(job: SimulatedJob) -> str:
 
 
 def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
-    job = context.job
+    job, paid = context.job, _paid(args, context.job, trace, metrics)
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
@@ -208,7 +193,12 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "failures": trace.num_failures,
         "slowdowns": len(trace.slowdowns),
         "seed": None if args.trace else args.seed,
-        "systems": {name: {**run.to_json(), "goodput": round(run.goodput(fault_free), 6)} for name, run in metrics.items()},
+        "failure_model": args.failures,
+        "spares": args.spares,
+        "systems": {
+            name: {**run.to_json(), "paid": paid[name].to_json(), "goodput": round(run.goodput(fault_free), 6)}
+            for name, run in metrics.items()
+        },
     }
     return json.dumps(facts)
 
@@ -216,6 +206,8 @@ def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
 def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
     num_joins = len(trace.later) - trace.num_failures
     counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
+    if trace.num_hangs:
+        counts += f", hangs: {trace.num_hangs}"
     if trace.slowdowns:
         counts += f", slow: {len(trace.slowdowns)}"
     lines = [
@@ -224,6 +216,8 @@ def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         "",
         aligned(campaign_table(metrics, fault_free)),
     ]
+    if args.spares or args.gpu_price is not None:
+        lines += ["", aligned(paid_table(_paid(args, context.job, trace, metrics)))]
     if causes := pause_table(metrics):
         lines += ["", aligned(causes)]
     if notes := down_notes(metrics):
