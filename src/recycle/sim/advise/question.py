@@ -18,6 +18,7 @@ from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.planner.profiles.catalog import GpuSpec, ModelSpec
 from recycle.sim import failure_traces
+from recycle.sim.campaign.spares import spare_names, with_spares
 from recycle.sim.systems.constants import Constants
 
 DAY_US = 86_400_000_000
@@ -30,19 +31,6 @@ _LONGEST_SCREENING_US = 3650 * DAY_US
 _PAUSES = frozenset(
     {"detect_us", "abort_us", "regroup_us", "plan_us", "restart_us", "reconfigure_us", "rebalance_us", "fatal_us"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What an hour of a GPU costs, while it works and while it is a spare. Any currency."""
-
-    gpu_hour: float
-    spare_hour: float
-
-    def __post_init__(self) -> None:
-        for name, price in (("GPU", self.gpu_hour), ("spare GPU", self.spare_hour)):
-            if not 0 <= price <= 1e6 or (name == "GPU" and not price):
-                raise UserError(f"the price of a {name} is {price!r} an hour, but it must be above 0 and at most a million")
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,6 @@ class ClusterQuestion:
     num_seeds: int = 10
     batch_tolerance: float = 0.02
     context_parallel: int = 1
-    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus_per_server <= 1024:
@@ -170,12 +157,14 @@ class ClusterQuestion:
         return {dead: time / total for dead, time in sorted(times.items())}
 
     def trace(self, num_pipelines: int, num_stages: int, seed: int, workers_per_server: int = 1) -> Trace:
-        """The failures for a shape: its workers fill the servers in order, and the rest of all servers are spares."""
+        """The failures for a shape: its workers fill the servers in order, the rest of all servers are spares, and fail, too."""
         names = failure_traces.worker_names(num_pipelines, num_stages)
-        num_spare = self.num_servers * workers_per_server - len(names)
-        assert num_spare >= 0, f"{len(names)} workers do not fit on {self.num_servers} servers of {workers_per_server}"
-        nodes = (*names, *(f"spare{number}" for number in range(num_spare)))
-        return failure_traces.rack_trace(nodes, workers_per_server, self.mtbf_us, self.end_us, seed, self.repair_us)
+        num_spares = self.num_servers * workers_per_server - len(names)
+        assert num_spares >= 0, f"{len(names)} workers do not fit on {self.num_servers} servers of {workers_per_server}"
+        spares = spare_names(num_spares)
+        nodes = (*names, *spares)
+        trace = failure_traces.rack_trace(nodes, workers_per_server, self.mtbf_us, self.end_us, seed, self.repair_us)
+        return with_spares(trace, len(names), spares)
 
 
 def to_plain(question: ClusterQuestion) -> dict[str, Any]:

@@ -106,21 +106,6 @@ class SearchResult:
     num_screened: int
 
 
-def value_of(question: ClusterQuestion, choice: SystemChoice, samples_per_s: float) -> float:
-    """What is to be as high as possible: samples a second or, with prices, samples for the price of a GPU second."""
-    if question.prices is None:
-        return samples_per_s
-    return samples_per_s / cost_per_s(question, choice)
-
-
-def cost_per_s(question: ClusterQuestion, choice: SystemChoice) -> float:
-    """The price of a second of all GPUs, those of spare servers at their own price."""
-    assert question.prices is not None
-    spare = choice.num_spare_servers * question.gpus_per_server
-    prices = question.prices
-    return ((question.num_gpus - spare) * prices.gpu_hour + spare * prices.spare_hour) / 3600
-
-
 def search(question: ClusterQuestion, known: Evaluations) -> SearchResult:
     """Return the best choices of `question`. The same question gives the same answer on every machine."""
     screen = question.screening()
@@ -133,7 +118,7 @@ def search(question: ClusterQuestion, known: Evaluations) -> SearchResult:
     runs = known.simulate([(question, choice) for choice in finalists], doing)
     rates = [groups[choice.group].fault_free[choice] for choice in finalists]
     found = [FoundChoice(*each) for each in zip(finalists, runs, rates, strict=True)]
-    found.sort(key=lambda one: (-value_of(question, one.choice, one.runs.mean), one.choice.key))
+    found.sort(key=lambda one: (-one.runs.mean, one.choice.key))
     results = {name: _result(group, [one for one in found if one.choice.group == name]) for name, group in groups.items()}
     num_asked, num_screened = (
         sum(len(getattr(group, what)) for group in groups.values()) for what in ("fault_free", "simulated")
@@ -155,9 +140,9 @@ def _bounded_groups(screen: ClusterQuestion, choices: Sequence[SystemChoice], kn
     known.report(f"bounding {len(choices)} choices")
     groups: dict[_GroupName, _Group] = {}
     for choice in sorted(choices, key=lambda choice: (choice.group, choice.key)):
-        most = expected = value_of(screen, choice, first_bound(screen, choice))
+        most = expected = first_bound(screen, choice)
         if choice.system == ELASTIC:
-            expected = min(most, value_of(screen, choice, expected_rate(screen, choice)))
+            expected = min(most, expected_rate(screen, choice))
         stage = _Stage.BOUNDED if choice.shared_layers else _Stage.PROVEN
         groups.setdefault(choice.group, _Group({})).open[choice] = _OpenChoice(most, expected, stage)
     return groups
@@ -171,16 +156,16 @@ def _look_closer(
     bounds = known.prove_shared(screen, at[_Stage.BOUNDED], "bounding shared layers")
     for choice, refined in zip(at[_Stage.BOUNDED], bounds, strict=True):
         one = groups[choice.group].open[choice]
-        one.most = value_of(screen, choice, refined.most)
+        one.most = refined.most
         one.expected, one.stage = min(one.expected, one.most), _Stage.PROVEN
     steps = known.refine(screen, at[_Stage.PROVEN], "asking systems for their steps")
     for choice, refined in zip(at[_Stage.PROVEN], steps, strict=True):
-        _note_step(groups[choice.group], choice, refined, value_of(screen, choice, refined.most))
+        _note_step(groups[choice.group], choice, refined, refined.most)
     cases = [(screen, choice) for choice in at[_Stage.ASKED]]
     for choice, runs in zip(at[_Stage.ASKED], known.simulate(cases, "simulating promising shapes"), strict=True):
         group = groups[choice.group]
         del group.open[choice]
-        group.simulated[choice] = value_of(screen, choice, runs.mean)
+        group.simulated[choice] = runs.mean
 
 
 def _note_step(group: _Group, choice: SystemChoice, refined: Refined, most: float) -> None:
