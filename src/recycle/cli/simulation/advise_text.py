@@ -34,7 +34,7 @@ def advice_page(advice: Advice, command: str, price: float | None, picture: str 
         lines += [f"![best of each system, and over the failure rate]({picture})", ""]
     lines += ["## First choice and closest alternatives", "", markdown(_shape_rows(advice, price)), ""]
     lines += ["## Best of every system", "", markdown(_system_rows(advice, price)), "", *_unproven(advice)]
-    lines += ["## What would change the verdict", "", markdown(_threshold_rows(advice)), "", *_threshold_notes(advice), ""]
+    lines += ["## What would change the verdict", "", markdown(_threshold_rows(advice)), "", _threshold_notes(), ""]
     lines += ["## Assumptions", "", *(f"- {text}" for text in _assumptions(advice))]
     return "\n".join(lines) + "\n"
 
@@ -156,32 +156,28 @@ def _threshold(advice: Advice, one: Crossing) -> str:
     return "wins where " + threshold_text(one.axis, one.factor, advice.question, advice.first.choice.system, format_duration)
 
 
-def _threshold_notes(advice: Advice) -> list[str]:
-    return [
-        (
-            "Found by simulating both choices over the same failures and bisecting; each cell changes one quantity and keeps both "
-            "choices as they are. `slower by` is over the failures of this comparison."
-        )
-    ]
+def _threshold_notes() -> str:
+    return (
+        "Found by simulating both choices over the same failures and bisecting. Each cell changes one quantity and keeps both "
+        "choices as they are. `slower by` is over the failures of this comparison."
+    )
 
 
 def _assumptions(advice: Advice) -> list[str]:
     question, found = advice.question, advice.found
+    servers = (
+        f"a server of {question.gpus_per_server} GPUs fails as a whole, once in {format_duration(question.mtbf_us)} on average"
+    )
+    back = f"is back after {format_duration(question.repair_us)}: {question.failures_per_day:.2g} failures a day"
+    batch = f"{question.batch:,} samples of {question.model.sequence:,} tokens, give or take {question.batch_tolerance:.1%}"
+    asked = f"{found.num_asked:,} were asked for their step, {found.num_screened:,} simulated over few seeds"
+    others = f"the others are worse by their upper bound, or better by less than {MARGIN:.1%}"
     return [
-        (
-            f"a server of {question.gpus_per_server} GPUs fails as a whole, once in {format_duration(question.mtbf_us)} on average, and "
-            f"is back after {format_duration(question.repair_us)}: {question.failures_per_day:.2g} failures a day"
-        ),
+        f"{servers}, and {back}",
         f"{question.days:g} days, {question.num_seeds} seeds, the same failures for every choice; intervals are 90 % of the mean",
-        f"a step has {question.batch:,} samples of {question.model.sequence:,} tokens, give or take {question.batch_tolerance:.1%}",
-        (
-            f"of {found.num_choices:,} choices that fit, {found.num_asked:,} were asked for their step, {found.num_screened:,} simulated "
-            f"over few seeds and {len(found.ranked)} over all; the others are worse by their upper bound, or better by less than "
-            f"{MARGIN:.1%}"
-        ),
-        (
-            "op times and memory are estimates (recycle estimate), pauses are constants (docs/simulator.md); the samples of a "
-            "micro-batch are those of the model's text"
-        ),
+        f"a step has {batch}",
+        f"of {found.num_choices:,} choices that fit, {asked} and {len(found.ranked)} over all; {others}",
+        "op times and memory are estimates (`recycle estimate`), pauses are constants (docs/simulator.md)",
+        "the samples of a micro-batch are those of the model's text",
         "goodput is the throughput over the system's own fault-free throughput in the same shape",
     ]
