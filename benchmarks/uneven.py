@@ -42,7 +42,10 @@ TORCH = {TORCH_1F1B: "torch 1F1B", TORCH_ZERO_BUBBLE: "torch zero bubble (ZB1P)"
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One cluster and model: its layers, its micro-batches a pipeline, and how often every contender has its turn."""
+    """One cluster and model: its layers, its micro-batches a pipeline, and how often every contender has its turn.
+
+    No round but the first begins after `begin_within_s`.
+    """
 
     pipelines: int
     stages: int
@@ -51,6 +54,7 @@ class Race:
     num_rounds: int
     num_iterations: int
     is_quick: bool
+    begin_within_s: float = 70.0
 
     @property
     def setup(self) -> Setup:
@@ -119,11 +123,16 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
     make_contender = partial(Contender, setup, setup.job(plan).tensor_specs())
     with hardware(setup), worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
         numbers = count(1)
+        begin_s = time.monotonic()
         for round_ in range(race.num_rounds):
+            if round_ and time.monotonic() - begin_s > race.begin_within_s:
+                break
             for name, contest in contests.items():
                 length = WARM_UP + race.num_iterations
                 turn = ContenderTurn(next(numbers), name, length, contest.plan, range(race.pipelines), layers=contest.layers)
-                trials[name].append(run_trial(pool, turn, round_)[0])
+                trial = run_trial(pool, turn, round_)[0]
+                trials[name].append(trial)
+                print(f"round {round_ + 1}: {TORCH.get(name, name)} {trial.iteration_us / 1000:.1f} ms", file=sys.stderr)
     for losses in zip(*(trial.losses for own in trials.values() for trial in own), strict=True):
         assert max(losses) - min(losses) < _SAME_LOSS, f"the contests came to different losses: {losses}"
     return {name: (contests[name], trials[name]) for name in contests}
@@ -147,6 +156,7 @@ def row(name: str, race: Race) -> Row:
         ",".join(map(str, contest.layers)),
         f"{contest.worst_load:.3f}",
         f"{median(trial.iteration_us for trial in trials) / 1000:.1f} ms",
+        f"{len(trials)}",
         f"{over_torch:.3f}",
         f"{contest.plan.period_us / 1000:.1f} ms" if contest.plan is not None else "–",
         asked,
@@ -175,12 +185,12 @@ def _sections(name: str, is_quick: bool) -> list[Section]:
     pipelines = f"{race.pipelines} pipeline{'s' if race.pipelines > 1 else ''}"
     about = (
         f"{pipelines} of {race.stages} stages, {race.microbatches} micro-batches a pipeline, a GPT whose head costs about "
-        f"two layers, nobody dead, a process on a core for each worker; medians of {race.num_rounds} rounds in which all "
-        "take turns. Torch's stages have the layers of the best of all static cuts by measured costs; ours begin there, and "
+        f"two layers, nobody dead, a process on a core for each worker; medians of at most {race.num_rounds} rounds in which "
+        "all take turns. Torch's stages have the layers of the best of all static cuts by measured costs; ours begin there, and "
         f"with cuts {SHARED} layer on either side of a boundary is shared. "
         '"Worst load" is the work of the slowest worker over the mean, "over torch" the speed over the fastest of torch\'s.'
     )
-    header = ("layers", "contest", "by stage", "worst load", "iteration", "over torch", "planned", "asked", "met")
+    header = ("layers", "contest", "by stage", "worst load", "iteration", "rounds", "over torch", "planned", "asked", "met")
     title = f"Uneven stages, nobody dead: {pipelines} of {race.stages} stages"
     return [Section(name, title, about, header, cases)]
 
