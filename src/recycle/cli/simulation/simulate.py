@@ -8,8 +8,8 @@ from pathlib import Path
 
 from recycle.cli import arguments
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
+from recycle.cli.simulation.job_options import add_job_options, profile_note, read_simulated_job
 from recycle.cli.terminal import progress_bar
-from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Started
 from recycle.core.events.record_file import write_record
@@ -48,6 +48,8 @@ examples:
   failures as often as when Llama 3 was trained, four spare workers, and what a million tokens cost
     recycle simulate --model llama-3-70b --gpu h100 --tensor-parallel 8 --pipelines 16 --stages 8 --microbatches 32 \\
       --failures llama3 --spares 4 --gpu-price 2.50 --hours 720
+  your own model by its measured profile, on devices of 80 GiB
+    recycle simulate --profile profile.json --memory 80GiB --pipelines 8 --stages 4 --microbatches 16 --mtbf 30d --rejoin 2h
   nobody fails, and the fault-free job is as fast as a measured one
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
@@ -57,12 +59,7 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     description = "Compare the throughput of ReCycle and of other systems while workers fail and return."
     parser = arguments.add_command(subparsers, "simulate", run_simulate, summary, description, _EXAMPLES)
     job = parser.add_argument_group("the job")
-    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
-    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
-    arguments.add_shape_options(job)
-    job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
-    about = "groups of such GPUs in a worker that divide every sequence (default: 1)"
-    job.add_argument("--context-parallel", type=int, default=1, metavar="C", help=about)
+    add_job_options(job)
     shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
     job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
@@ -108,8 +105,7 @@ def run_simulate(args: argparse.Namespace) -> None:
 
 
 def make_context(args: argparse.Namespace) -> SystemContext:
-    shape = Shape(args.pipelines, args.stages, args.microbatches)
-    job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel, context_parallel=args.context_parallel)
+    job = read_simulated_job(args)
     constants = Constants.for_model(job.model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
@@ -210,8 +206,10 @@ def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_
         counts += f", hangs: {trace.num_hangs}"
     if trace.slowdowns:
         counts += f", slow: {len(trace.slowdowns)}"
+    note = profile_note(context.job)
     lines = [
         _title(context.job),
+        *([note] if note else []),
         f"{counts}; fault-free 1F1B {fault_free:.4g} samples/s, {context.job.samples_per_step} samples a step",
         "",
         aligned(campaign_table(metrics, fault_free)),
