@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from recycle.core.units import format_bytes, format_duration
+from recycle.core.units import count_text, format_bytes, format_duration
 from recycle.report.record.prices import cost_per_million
 from recycle.report.record.tables import markdown
 from recycle.sim.advise.advice import Advice
-from recycle.sim.advise.choices import ELASTIC, FREE_OF_SHAPE, SystemChoice
+from recycle.sim.advise.choices import CUTS_BY_ITSELF, ELASTIC, SystemChoice
 from recycle.sim.advise.search import MARGIN, FoundChoice
 from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, Crossing, threshold_text
 
@@ -21,7 +21,7 @@ def title_of(advice: Advice) -> str:
 
 def choice_name(choice: SystemChoice) -> str:
     """A choice in a few words: `recycle 16 x 8, tp 8`."""
-    if choice.system in FREE_OF_SHAPE:
+    if choice.system.startswith(CUTS_BY_ITSELF):
         return f"{choice.system}, tp {choice.tensor_parallel}"
     shared = f", {choice.shared_layers} shared" if choice.shared_layers else ""
     return f"{choice.system} {choice.shape.num_pipelines} x {choice.shape.num_stages}, tp {choice.tensor_parallel}{shared}"
@@ -46,7 +46,7 @@ def _verdict(advice: Advice, price: float | None) -> list[str]:
         f"{shape.num_pipelines} pipelines of {shape.num_stages} stages, tensor-parallel degree {choice.tensor_parallel}, "
         f"{shape.num_microbatches} micro-batches of {advice.question.model.microbatch} in each pipeline"
     )
-    shared = f", {choice.shared_layers} shared layers" if choice.shared_layers else ""
+    shared = f", {count_text(choice.shared_layers, 'shared layer')}" if choice.shared_layers else ""
     lines = [
         (
             f"**{choice.system}: {where}{shared}; {facts.spare_gpus} spare GPUs; {format_bytes(facts.memory_bytes)} of a GPU's "
@@ -91,9 +91,9 @@ def _shape_row(advice: Advice, one: FoundChoice, price: float | None) -> list[st
     choice, facts = one.choice, advice.facts[one.choice]
     return [
         choice.system,
-        _layout(choice, facts.depths),
+        _layout(facts.depths),
         str(choice.tensor_parallel),
-        str(choice.shape.num_microbatches),
+        _microbatches(choice),
         str(choice.shared_layers) if choice.system == ELASTIC else "–",
         str(facts.spare_gpus),
         format_bytes(facts.memory_bytes),
@@ -101,12 +101,19 @@ def _shape_row(advice: Advice, one: FoundChoice, price: float | None) -> list[st
     ]
 
 
+def _microbatches(choice: SystemChoice) -> str:
+    """Micro-batches of each pipeline; a system that cuts the model by itself divides all of them as it likes."""
+    if choice.system.startswith(CUTS_BY_ITSELF):
+        return f"{choice.shape.num_chains} in all"
+    return str(choice.shape.num_microbatches)
+
+
 def _result_cells(advice: Advice, one: FoundChoice, price: float | None) -> list[str]:
     shares = [f"{one.runs.mean / one.fault_free:.2%}", f"{one.runs.mean / advice.best_fault_free:.2%}"]
     return [_rate(advice, one), *shares, *([_cost(advice, one, price)] if price is not None else [])]
 
 
-def _layout(choice: SystemChoice, depths: Sequence[int]) -> str:
+def _layout(depths: Sequence[int]) -> str:
     """The pipelines of a choice; a system that cuts the model by itself may have pipelines of several depths."""
     counts = Counter(depths)
     return ", ".join(f"{number} x {depth}" for depth, number in sorted(counts.items(), reverse=True)) or "–"
@@ -122,7 +129,7 @@ def _system_rows(advice: Advice, price: float | None) -> list[list[str]]:
             rows.append([system, spares, f"does not run: {group.problem}", *[""] * (len(rows[0]) - 3)])
             continue
         choice, facts = group.best.choice, advice.facts[group.best.choice]
-        layout = [_layout(choice, facts.depths), str(choice.tensor_parallel), str(facts.spare_gpus)]
+        layout = [_layout(facts.depths), str(choice.tensor_parallel), str(facts.spare_gpus)]
         rows.append([system, spares, *layout, *_result_cells(advice, group.best, price)])
     return rows
 

@@ -20,18 +20,21 @@ from recycle.sim.shared_layer_choice import MOST_SHARED
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
 from recycle.sim.systems.slow_steps import WaitsForSlowest
 
-# Not to be chosen: two baselines that nobody can run, a restart with spares that cost nothing, ReCycle as others estimate it, a
+# Not to be chosen: two baselines that nobody can run, restarts with spares that cost nothing, ReCycle as others estimate it, a
 # system that is timed by a bound and not by a schedule, and ReCycle without cuts, which is `recycle` with no shared layer.
 NOT_TO_CHOOSE = (
     "ideal",
     "fault-scaled",
     "checkpoint-restart-spare",
+    "checkpoint-restart-spare-zb",
     "odyssey-rerouting",
     "resihp",
     "recycle-rerouting",
 )
-# These cut the model by themselves: of a shape only the number of workers and the batch matter.
-FREE_OF_SHAPE = ("oobleck", "varuna")
+# Systems whose names begin so cut the model by themselves. For the first two only the number of workers and the batch matter;
+# the last one may keep the shape.
+CUTS_BY_ITSELF = ("oobleck", "varuna", "odyssey")
+_FREE_OF_SHAPE = ("oobleck", "varuna")
 ELASTIC = "recycle"
 
 
@@ -89,7 +92,7 @@ def all_choices(question: ClusterQuestion) -> Iterator[SystemChoice]:
     seen = set()
     for shape, tensor_parallel, idle_servers in shapes_that_fit(question):
         for system in question.systems:
-            if system in FREE_OF_SHAPE:
+            if system.startswith(_FREE_OF_SHAPE):
                 size = system, tensor_parallel, shape.num_workers, shape.num_chains
                 if size in seen:
                     continue

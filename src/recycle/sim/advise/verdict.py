@@ -16,7 +16,7 @@ from recycle.sim.advise.question import ClusterQuestion
 
 FAILURES, REPAIRS, PAUSES = "failures", "repairs", "pauses"
 FACTORS: Mapping[str, tuple[float, ...]] = {
-    FAILURES: (1 / 8, 1 / 2, 1, 2, 8),
+    FAILURES: (1 / 8, 1 / 2, 1, 2, 8, 32),
     REPAIRS: (1 / 8, 1 / 2, 1, 2, 8),
     PAUSES: (1 / 4, 1, 4, 16, 64),
 }
