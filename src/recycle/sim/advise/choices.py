@@ -36,6 +36,7 @@ NOT_TO_CHOOSE = (
 CUTS_BY_ITSELF = ("oobleck", "varuna", "odyssey")
 _FREE_OF_SHAPE = ("oobleck", "varuna")
 ELASTIC = "recycle"
+_ZERO_BUBBLE = "-zb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ class SystemChoice:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_planned(system: str) -> bool:
+    """Whether a fault-free step of the system is a plan with split backward passes, which takes up to seconds to make."""
+    return system == ELASTIC or system.endswith(_ZERO_BUBBLE)
 
 
 def job_of(question: ClusterQuestion, choice: SystemChoice) -> SimulatedJob:

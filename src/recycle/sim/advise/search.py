@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from recycle.sim.advise.choices import ELASTIC, SystemChoice, all_choices
+from recycle.sim.advise.choices import SystemChoice, all_choices, is_planned
 from recycle.sim.advise.evaluations import Evaluations, SimulatedRuns
 from recycle.sim.advise.question import ClusterQuestion
-from recycle.sim.advise.upper_bounds import Refined, expected_rate, first_bound
+from recycle.sim.advise.upper_bounds import BOUND_TO_SHAPE, Refined, expected_rate, first_bound
 
 MARGIN, FINAL_MARGIN = 0.002, 0.005
 MOST_SIMULATED, MOST_ASKED, MOST_FINALISTS = 16, 400, 8
@@ -79,8 +79,7 @@ class _Group:
         least = min(self.best, wanted) * (1 + MARGIN)
         may_win = [choice for choice, one in self.open.items() if one.most > least]
         ranked = sorted(may_win, key=lambda choice: (-self.open[choice].expected, -self.open[choice].stage.value, choice.key))
-        is_elastic = any(choice.system == ELASTIC for choice in ranked[:1])
-        looked_at = ranked[: _PER_ROUND_OF_PLANS if is_elastic else _PER_ROUND]
+        looked_at = ranked[: _PER_ROUND_OF_PLANS if ranked and is_planned(ranked[0].system) else _PER_ROUND]
         asked = [choice for choice in looked_at if self.open[choice].stage is _Stage.ASKED]
         return [choice for choice in looked_at if choice not in asked[_SIMULATED_PER_ROUND:]]
 
@@ -141,7 +140,7 @@ def _bounded_groups(screen: ClusterQuestion, choices: Sequence[SystemChoice], kn
     groups: dict[_GroupName, _Group] = {}
     for choice in sorted(choices, key=lambda choice: (choice.group, choice.key)):
         most = expected = first_bound(screen, choice)
-        if choice.system == ELASTIC:
+        if is_planned(choice.system) and choice.system.startswith(BOUND_TO_SHAPE):
             expected = min(most, expected_rate(screen, choice))
         stage = _Stage.BOUNDED if choice.shared_layers else _Stage.PROVEN
         groups.setdefault(choice.group, _Group({})).open[choice] = _OpenChoice(most, expected, stage)
