@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from random_problems import MEMORY_FORMS, random_problem
 from sheet import (
     GIB,
     NO,
@@ -66,8 +67,9 @@ LAYERS_OF_A_STAGE, SHARED_LAYERS, ASKED_CUT_RATIO = 4, 2, 1.03
 # Dead workers of 4 x 8 -> how many random sets of them, and the least median of the throughput that is kept.
 KEPT_SHAPE, ASKED_KEPT = (4, 8, 32), {1: (8, 0.95), 4: (20, 0.85)}
 ASKED_CUT_PLAN_S, ASKED_CUT_LIBRARY_S = 20, 120
-# High enough that the search ends by its effort, and finds the same plans on a busy machine.
-CUT_LIMIT_S = 600.0
+
+# Random problems of each memory form, the search effort for each, and the most that periods may be above their proven bounds.
+RANDOM_OF_A_FORM, RANDOM_EFFORT, ASKED_MEAN_GAP, ASKED_WORST_GAP = 20, 3_000_000, 1.015, 1.10
 
 # Zero Bubble Pipeline Parallelism (ICLR 2024): stages, micro-batches -> longest stage span of 1F1B, with S and with 2S in flight.
 ZERO_BUBBLE = {(4, 8): (33, 27, 24), (8, 16): (69, 55, 48), (16, 64): (237, 207, 192)}
@@ -87,7 +89,7 @@ EXAMPLE_CASES = (
 
 
 def quality(quick: bool) -> Section:
-    limit_s = 5.0 if quick else 60.0
+    limit_s = 5.0 if quick else None
     cases = tuple(
         Case(
             f"{_shape(shape)}, {shape[3]} dead, memory {_depth(depth)}, costs {costs[0]}",
@@ -107,7 +109,7 @@ def quality(quick: bool) -> Section:
     return Section("quality", "Quality", about, header, cases)
 
 
-def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int], limit_s: float) -> Row:
+def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int], limit_s: float | None) -> Row:
     dead = shape[3]
     problem = _problem(shape, costs, depth)
     began = time.perf_counter()
@@ -121,7 +123,7 @@ def _quality(shape: tuple[int, int, int, int], depth: int, costs: tuple[str, int
 
 
 def cuts(quick: bool) -> Section:
-    limit_s = 5.0 if quick else CUT_LIMIT_S
+    limit_s = 5.0 if quick else None
     cases = tuple(
         Case(f"{_shape(shape)}, {shape[3]} dead, memory {memory}", partial(_cuts, shape, memory, limit_s))
         for shape, memory in product(SHAPES[:2] if quick else SHAPES, ("2S", "unlimited"))
@@ -137,7 +139,7 @@ def cuts(quick: bool) -> Section:
     return Section("cuts", "Plans with cuts", about, header, cases)
 
 
-def _cuts(shape: tuple[int, int, int, int], memory: str, limit_s: float) -> Row:
+def _cuts(shape: tuple[int, int, int, int], memory: str, limit_s: float | None) -> Row:
     pipelines, stages, _, dead = shape
     limit = 2 * stages if memory == "2S" else memory
     plain = recycle.problem(*shape[:3], costs=REAL[0], comm=REAL[1], memory=limit, layers=LAYERS_OF_A_STAGE * stages)
@@ -173,7 +175,7 @@ def _kept(dead: int, num_sets: int, asked: float, quick: bool) -> Row:
     whole = recycle.problem(
         *KEPT_SHAPE, costs=REAL[0], comm=REAL[1], layers=LAYERS_OF_A_STAGE * stages, shared_layers=SHARED_LAYERS
     )
-    limit_s = 5.0 if quick else CUT_LIMIT_S
+    limit_s = 5.0 if quick else None
     began = time.perf_counter()
     fault_free_us = recycle.solve(whole, "greedy", limit_s).period_us
     plans = []
@@ -226,6 +228,31 @@ def _cut_speed(shape: Sequence[int], is_library: bool, quick: bool) -> Row:
 def least_bound_us(problem: recycle.Problem, num_failures: int) -> int:
     """What no plan can beat, wherever the dead workers are."""
     return least_bound(problem, num_failures)
+
+
+def random_memory(quick: bool) -> Section:
+    num = 3 if quick else RANDOM_OF_A_FORM
+    cases = tuple(Case(f"{num} random problems, memory {form}", partial(_random_memory, form, num)) for form in MEMORY_FORMS)
+    about = (
+        f"{num} random problems of each memory form: 1 to 4 pipelines, 2 to 8 stages, S to 3S micro-batches, up to two dead; "
+        "equal and uneven stages, or a hot one; messages of no time up to that of F; all techniques, or without the later ones. "
+        f"Method auto with an effort of {RANDOM_EFFORT:,}. A gap is a period over its proven bound. The target of each form is a "
+        f"mean of at most {ASKED_MEAN_GAP} and a worst of at most {ASKED_WORST_GAP}."
+    )
+    header = ("memory", "problems", "proven optimal", "mean gap", "worst gap", "worst problem", "seconds", "met")
+    return Section("random-memory", "Random problems of all memory forms", about, header, cases)
+
+
+def _random_memory(form: str, num: int) -> Row:
+    began = time.perf_counter()
+    plans = [recycle.solve(random_problem(form, number), effort=RANDOM_EFFORT) for number in range(num)]
+    gaps = [plan.gap for plan in plans]
+    worst = max(range(num), key=gaps.__getitem__)
+    shape = plans[worst].problem.shape
+    where = f"{worst}: {_shape((shape.num_pipelines, shape.num_stages, shape.num_microbatches))}"
+    found = (f"{statistics.mean(gaps):.4f}", f"{max(gaps):.4f}", where, f"{time.perf_counter() - began:.1f}")
+    met = statistics.mean(gaps) <= ASKED_MEAN_GAP and max(gaps) <= ASKED_WORST_GAP
+    return (form, str(num), str(sum(gap == 1 for gap in gaps)), *found, _judged(met))
 
 
 def zero_bubble(quick: bool) -> Section:
@@ -324,6 +351,7 @@ SECTIONS = {
     "quality": quality,
     "cuts": cuts,
     "kept": kept,
+    "random-memory": random_memory,
     "zero-bubble": zero_bubble,
     "example": example,
     "speed": speed,

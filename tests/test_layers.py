@@ -70,7 +70,7 @@ ORDER = {
         "exact heuristic failure_normalization whole_layers",
         "dead_placement",
         "solve",
-        "build_library live_planner kept_throughput shared_layers_choice",
+        "build_library live_planner kept_throughput shared_layers_choice proven_bound",
     ],
     "sim": [
         "model_layers measured_model policy failure_model one_f_one_b replay",

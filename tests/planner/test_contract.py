@@ -10,6 +10,7 @@ import recycle
 from recycle import Plan, Problem
 from recycle.core.plans.rules import check
 from recycle.planner.exact import cpsat
+from recycle.planner.exact.exact_model import ExactLimit
 from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.solve import METHODS
 from tests.planner.exact.brute_force import best_period_us
@@ -64,7 +65,7 @@ def test_no_method_refutes_what_another_proves(problem: Problem) -> None:
 @QUICK
 @given(problem=problems())
 def test_the_bound_is_not_above_an_optimum_that_was_proven_without_it(problem: Problem) -> None:
-    exact = cpsat.solve_cpsat(problem, 2.0, serial(problem), 0)
+    exact = cpsat.solve_cpsat(problem, ExactLimit.seconds(2.0), serial(problem), 0)
     assert exact.schedule is not None
     optimum = exact.schedule.period_us(problem)
     event(f"proven: {optimum == exact.bound_us}")

@@ -6,6 +6,7 @@ import recycle
 from recycle import Plan
 from recycle.core.plans.rules import check
 from recycle.planner.exact import cpsat
+from recycle.planner.exact.exact_model import ExactLimit
 from tests.planner.exact.serial import serial
 
 TIGHT = "4,3,2,1"  # what 1F1B keeps in flight
@@ -71,7 +72,7 @@ def test_six_micro_batches_in_flight_have_a_proven_price_at_every_stage(
 @pytest.mark.parametrize(("stage", "slots"), [(0, 31), (1, 31), (2, 33), (3, 36)])
 def test_cpsat_proves_the_price_of_adaptive_pipelining_without_being_told_a_bound(stage: int, slots: int) -> None:
     problem = example(f"W1_{stage}", "adaptive", 6)
-    exact = cpsat.solve_cpsat(problem, 60.0, serial(problem), 0)
+    exact = cpsat.solve_cpsat(problem, ExactLimit.seconds(60.0), serial(problem), 0)
     assert exact.bound_us == slots
     assert exact.schedule is not None
     assert exact.schedule.period_us(problem) == slots

@@ -4,9 +4,10 @@ Only the calling process writes files, so that the folder holds whole plans when
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from recycle.host.process_pool import process_pool, submit
 from recycle.planner.failure_normalization import least_bound, most_failures
 from recycle.planner.solve import refuse_misuse, solve_normalized
 
-# Placed ops and seconds for one plan: a library has many plans, so each gets less search than a single one.
+# Placed ops for one plan: a library has many plans, so each gets less search than a single one.
 LIBRARY_EFFORT = 3_000_000
-DEFAULT_TIME_LIMIT_S = 5.0
+
+_PlanOne = Callable[[int], tuple[int, str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,9 @@ def build(
     problem: Problem,
     max_failures: int,
     method: str = "auto",
-    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     num_processes: int | None = None,
+    effort: int = LIBRARY_EFFORT,
 ) -> Iterator[Built]:
     """Make a plan for every number of failures from 0 to `max_failures`, and yield each when its file is written.
 
@@ -47,8 +50,9 @@ def build(
         problem: The problem; its own failures are ignored.
         max_failures: The largest number of failures to plan for.
         method: As for `solve`.
-        time_limit_s: The time for one plan in seconds.
+        time_limit_s: A limit for one plan in seconds, as for `solve`.
         num_processes: The number of planning processes; by default one for each core.
+        effort: As for `solve`, for each plan.
 
     Returns:
         An iterator over the plans' periods and bounds. Planning happens while it is consumed.
@@ -75,10 +79,11 @@ def build(
         raise UserError("only the technique 'adaptive' can re-route around a failure: switch it on, or give --max-failures 0")
     refuse_misuse(method, time_limit_s)
     library = Library.create(Path(folder), problem)
-    return _build(library, max_failures, method, time_limit_s, num_processes)
+    plan_one = partial(_plan_one, library.problem, method=method, time_limit_s=time_limit_s, effort=effort)
+    return _build(library, max_failures, plan_one, num_processes)
 
 
-def _build(library: Library, max_failures: int, method: str, time_limit_s: float, num_processes: int | None) -> Iterator[Built]:
+def _build(library: Library, max_failures: int, plan_one: _PlanOne, num_processes: int | None) -> Iterator[Built]:
     missing = []
     for num_failures in range(max_failures + 1):
         if (known := library.look(num_failures)) is not None:
@@ -87,17 +92,17 @@ def _build(library: Library, max_failures: int, method: str, time_limit_s: float
             missing.append(num_failures)
     if missing:
         num_processes = min(len(missing), num_processes or os.cpu_count() or 1)
-        yield from _plan_missing(library, missing, method, time_limit_s, num_processes)
+        yield from _plan_missing(library, missing, plan_one, num_processes)
 
 
-def _plan_missing(library: Library, missing: list[int], method: str, time_limit_s: float, num_processes: int) -> Iterator[Built]:
+def _plan_missing(library: Library, missing: list[int], plan_one: _PlanOne, num_processes: int) -> Iterator[Built]:
     with process_pool(num_processes) as pool:
         waiting = iter(missing)
         running: set[Future[tuple[int, str, int]]] = set()
         while True:
             # A few at a time, so that little work is lost if the build is stopped.
             for num_failures in islice(waiting, 2 * num_processes - len(running)):
-                running.add(submit(pool, _plan_one, library.problem, num_failures, method, time_limit_s))
+                running.add(submit(pool, plan_one, num_failures))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -107,6 +112,6 @@ def _plan_missing(library: Library, missing: list[int], method: str, time_limit_
                 yield Built(num_failures, period_us, least_bound(library.problem, num_failures), was_there=False)
 
 
-def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float) -> tuple[int, str, int]:
-    plan, _ = solve_normalized(problem, num_failures, method, time_limit_s, effort=LIBRARY_EFFORT)
+def _plan_one(problem: Problem, num_failures: int, method: str, time_limit_s: float | None, effort: int) -> tuple[int, str, int]:
+    plan, _ = solve_normalized(problem, num_failures, method, time_limit_s, effort)
     return num_failures, plan.dumps(), plan.period_us

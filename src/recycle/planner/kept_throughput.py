@@ -22,7 +22,7 @@ class KeptThroughput:
     fault_free_us: int
 
 
-def kept_throughput(plan: Plan, method: str, time_limit_s: float, before: Problem | None = None) -> KeptThroughput:
+def kept_throughput(plan: Plan, method: str, time_limit_s: float | None, before: Problem | None = None) -> KeptThroughput:
     """Make the fault-free plan of the same problem, or of the one `before` layers moved, and compare."""
     whole = replace(before or plan.problem, cluster=Cluster(plan.problem.shape), speeds=())
     # Half of the effort, as for each of the distributions that a plan for any failures is chosen from.

@@ -32,7 +32,6 @@ from recycle.planner.whole_layers import LayerCounts, LayerMove, layer_moves
 # The search effort for one plan, in placed ops and in runs of the list scheduler: tens of milliseconds for a dozen workers, and
 # within 1 % of the period that a second of search finds; fractions of a second for a thousand workers.
 _MOST_PLACED, _MOST_RUNS = 100_000, 55
-_NO_TIME_LIMIT_S = 1e6
 _ON_THE_SPOT = "planned on the spot"
 # So many distributions of layers are planned for, if their bounds are better than what there is; and layers move only for a gain
 # of this share, since costs are not known better.
@@ -215,7 +214,7 @@ class Planner:
     def _solve(self, problem: Problem) -> Plan:
         num_ops = 3 * problem.shape.num_stages * problem.shape.num_chains
         effort = min(_MOST_PLACED, _MOST_RUNS * num_ops)
-        return solve(problem, "greedy", _NO_TIME_LIMIT_S, effort)
+        return solve(problem, "greedy", effort=effort)
 
 
 def _answer(plan: Plan, failed: frozenset[Worker], reason: str) -> PlanAssignment:

@@ -24,7 +24,7 @@ _ABOUT = 0.01
 _ALWAYS_TRIED = 2
 # Deaths are planned at so many stages, evenly spaced. A plan has the effort of this many placed ops, and of this many runs of the
 # list scheduler: tenths of a second.
-_MOST_DEATHS, _MOST_PLACED, _MOST_RUNS, _NO_TIME_LIMIT_S = 4, 600_000, 200, 1e6
+_MOST_DEATHS, _MOST_PLACED, _MOST_RUNS = 4, 600_000, 200
 # Beyond so many ops a plan takes seconds. Its proven bound, which plans come within a few per cent of, is known at once.
 _MOST_PLANNED_OPS = 60_000
 
@@ -147,7 +147,7 @@ def _option(whole: Problem, num: int) -> SharedLayersOption | None:
         most = max(static + number * own.activation_bytes for static, number, own in sizes)
         return SharedLayersOption(num, lower_bound(problem), tuple(map(lower_bound, deaths)), guests, most)
     effort = min(_MOST_PLACED, _MOST_RUNS * num_ops)
-    fault_free, *dead = (solve(each, "greedy", _NO_TIME_LIMIT_S, effort) for each in (problem, *deaths))
+    fault_free, *dead = (solve(each, "greedy", effort=effort) for each in (problem, *deaths))
     most = max(used.total_bytes for plan in (fault_free, *dead) for used in memory_use(plan).values())
     return SharedLayersOption(num, fault_free.period_us, tuple(plan.period_us for plan in dead), guests, most)
 

@@ -10,7 +10,8 @@ from recycle.core.plans.plan import Plan, Quality
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.planner.dead_placement import spread_failures
-from recycle.planner.exact.exact_model import Exact
+from recycle.planner.exact.exact_model import Exact, ExactLimit
+from recycle.planner.exact.worker_proof import raise_bound
 from recycle.planner.failure_normalization import (
     Distribution,
     distributions,
@@ -20,6 +21,7 @@ from recycle.planner.failure_normalization import (
 )
 from recycle.planner.heuristic import greedy
 from recycle.planner.heuristic.fuse_backward import fuse, split_where_cheaper
+from recycle.planner.model.assignment import Assignment
 from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.model.schedule import Schedule
 
@@ -27,6 +29,8 @@ METHODS = ("auto", "greedy", "cpsat", "milp")
 
 # Chosen, not measured: CP-SAT proved problems of some hundred ops, so beyond this `auto` does not spend time on it.
 MOST_OPS_FOR_EXACT = 3000
+# The share of the exact effort with which the bound is raised by the rows of single workers, before whole plans are searched.
+_WORKER_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class _Result:
     schedule: Schedule
     bound_us: int
     method: str
+    exact_effort: int = 0
 
     @property
     def period_us(self) -> int:
@@ -54,15 +59,44 @@ class _Result:
         return plan
 
 
-def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How long a search goes on: placed ops of the greedy method, effort of an exact one, and perhaps a deadline."""
+
+    effort: int
+    exact_effort: int
+    deadline: float | None
+
+    @staticmethod
+    def of(effort: int, time_limit_s: float | None) -> "_Limits":
+        return _Limits(effort, effort, None if time_limit_s is None else time.monotonic() + time_limit_s)
+
+    def is_over(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def half(self) -> "_Limits":
+        """Half of everything that is left."""
+        deadline = None if self.deadline is None else (time.monotonic() + self.deadline) / 2
+        return _Limits(self.effort // 2, self.exact_effort // 2, deadline)
+
+    def for_exact(self, share: float = 1.0) -> ExactLimit:
+        """A share of what is left: with a deadline, of the time until then; of the counted effort otherwise."""
+        if self.deadline is None:
+            return ExactLimit(effort=int(share * self.exact_effort))
+        return ExactLimit.seconds(max(0.1, share * (self.deadline - time.monotonic())))
+
+
+def solve(problem: Problem, method: str = "auto", time_limit_s: float | None = None, effort: int = greedy.DEFAULT_EFFORT) -> Plan:
     """Return a legal plan of `problem`, with a proven lower bound of its period.
 
     Args:
         problem: The cluster with its failures, the profile, the memory limit and the techniques.
         method: "greedy" (heuristic, any size), "cpsat" or "milp" (exact, small problems), or "auto": greedy, then CP-SAT where a
             shorter plan is possible and the problem is small.
-        time_limit_s: The time for the search in seconds.
-        effort: The greedy method's limit on placed ops. It makes a plan independent of the speed of the machine.
+        time_limit_s: A limit in seconds. With it, a plan depends on the speed of the machine and on what else runs there: the
+            search stops when the time is over, and an exact method does not stop before. Without it, effort is counted.
+        effort: How long the search goes on, counted in ops that the greedy method places; an exact method gets as much again.
+            So the same problem gives the same plan on every machine.
 
     Returns:
         A plan that `check` finds legal; `plan.quality` has the bound and whether the plan is proven optimal.
@@ -78,28 +112,37 @@ def solve(problem: Problem, method: str = "auto", time_limit_s: float = 60.0, ef
     """
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
-    return _solve(problem, method, began + time_limit_s, effort).plan(began)
+    return _solve(problem, method, _Limits.of(effort, time_limit_s)).plan(began)
 
 
-def _solve(problem: Problem, method: str, deadline: float, effort: int, least_us: int | None = None) -> _Result:
+def _solve(problem: Problem, method: str, limits: _Limits, least_us: int | None = None) -> _Result:
     bound = lower_bound(problem)
-    schedule = _search(problem, bound, effort, lambda: time.monotonic() >= deadline, least_us)
+    schedule = _search(problem, bound, limits.effort, limits.is_over, least_us)
+    raised = _raise_bound(problem, schedule, bound, method, limits)
+    bound, limits = raised.bound_us, replace(limits, exact_effort=max(0, limits.exact_effort - raised.used))
     exact = _exact_method(problem, schedule, bound, method)
     if exact is None:
-        return _Result(problem, schedule, bound, "greedy")
-    result = exact(problem, max(0.1, deadline - time.monotonic()), schedule, bound)
+        return _Result(problem, schedule, bound, "greedy", raised.used)
+    result = exact(problem, limits.for_exact(), schedule, bound)
+    result = replace(result, used=result.used + raised.used)
     if not (problem.shared_layers or problem.speeds):  # else other cuts or routes may be better than what the method proved
         bound = max(bound, result.bound_us)
     if result.schedule is None:
-        return _Result(problem, schedule, bound, "greedy" if method == "auto" else f"greedy (nothing from {method} in time)")
+        made_by = "greedy" if method == "auto" else f"greedy (nothing from {method} in time)"
+        return _Result(problem, schedule, bound, made_by, result.used)
     if method == "auto" and not _is_shorter(problem, result.schedule, schedule):
-        return _Result(problem, schedule, bound, "greedy")
-    return _Result(problem, fuse(problem, result.schedule), bound, "cpsat" if method == "auto" else method)
+        return _Result(problem, schedule, bound, "greedy", result.used)
+    return _Result(problem, fuse(problem, result.schedule), bound, "cpsat" if method == "auto" else method, result.used)
 
 
 def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[], bool], least_us: int | None = None) -> Schedule:
     """Return the greedy schedule, with backward passes split only where that pays."""
     schedule = fuse(problem, greedy.solve_greedy(problem, bound, effort, out_of_time, least_us))
+    if (tighter := _freed_by_weights_only(problem)) is not None and schedule.period_us(problem) > bound:
+        # More memory must never make a plan longer: one that has memory left when I ends is legal here, too.
+        in_less = fuse(tighter, greedy.solve_greedy(tighter, bound, effort, out_of_time, least_us))
+        in_less = replace(in_less, assignment=Assignment.of(problem, in_less.pipeline))
+        schedule = in_less if _is_shorter(problem, in_less, schedule) else schedule
     if problem.techniques.decoupled and any(s.fused_us < s.input_us + s.weight_us for s in problem.profile.stages):
         # Splitting costs time here, so a schedule without any split may be shorter.
         whole = replace(problem, techniques=replace(problem.techniques, decoupled=False))
@@ -108,9 +151,27 @@ def _search(problem: Problem, bound: int, effort: int, out_of_time: Callable[[],
     return schedule
 
 
+def _freed_by_weights_only(problem: Problem) -> Problem | None:
+    """The same problem in less memory: I frees nothing, W all. None if that is so anyway, or with cuts."""
+    stages = problem.profile.stages
+    frees_some = problem.memory.unit == "bytes" and any(stage.weight_held_bytes < stage.activation_bytes for stage in stages)
+    if not frees_some or not problem.techniques.decoupled or problem.shared_layers:
+        return None
+    held = tuple(replace(stage, weight_held_bytes=stage.activation_bytes) for stage in stages)
+    return replace(problem, profile=replace(problem.profile, stages=held))
+
+
+def _raise_bound(problem: Problem, schedule: Schedule, bound: int, method: str, limits: _Limits) -> Exact:
+    """Return the bound that follows from single workers, proven with a share of the exact effort; as it was for other methods."""
+    period = schedule.period_us(problem)
+    if method not in ("auto", "cpsat") or problem.shared_layers or problem.speeds or period <= bound:
+        return Exact(None, bound)
+    return raise_bound(problem, bound, period, limits.for_exact(_WORKER_SHARE))
+
+
 def _exact_method(
     problem: Problem, schedule: Schedule, bound: int, method: str
-) -> Callable[[Problem, float, Schedule, int], Exact] | None:
+) -> Callable[[Problem, ExactLimit, Schedule, int], Exact] | None:
     """Return the exact method to run, if any: the chosen one, or for `auto` CP-SAT where a shorter plan is possible."""
     if method == "greedy" or (method == "auto" and (problem.shared_layers or problem.speeds)):
         return None
@@ -131,7 +192,11 @@ def _is_shorter(problem: Problem, one: Schedule, other: Schedule) -> bool:
 
 
 def solve_normalized(
-    problem: Problem, num_failures: int, method: str = "auto", time_limit_s: float = 60.0, effort: int = greedy.DEFAULT_EFFORT
+    problem: Problem,
+    num_failures: int,
+    method: str = "auto",
+    time_limit_s: float | None = None,
+    effort: int = greedy.DEFAULT_EFFORT,
 ) -> tuple[Plan, Distribution]:
     """Return the best plan for any `num_failures` dead workers, and how many of them it assumes at each stage.
 
@@ -157,7 +222,7 @@ def solve_normalized(
     """
     refuse_misuse(method, time_limit_s)
     began = time.monotonic()
-    deadline = began + time_limit_s
+    limits = _Limits.of(effort, time_limit_s)
     # A plan is compared with the least bound of all distributions, so the search goes on until it is close to that.
     least_us = least_bound(problem, num_failures)
     best: tuple[_Result, Distribution] | None = None
@@ -165,11 +230,11 @@ def solve_normalized(
         candidate = normalized_problem(problem, distribution)
         if best is not None:
             is_affordable = number < 2 or number * problem.shape.num_stages * problem.shape.num_chains < effort // 20_000
-            if time.monotonic() >= deadline or not is_affordable or lower_bound(candidate) >= best[0].period_us:
+            if limits.is_over() or not is_affordable or lower_bound(candidate) >= best[0].period_us:
                 break
-        # An exact method would take all the time there is, so each distribution gets half of the rest.
-        until = (time.monotonic() + deadline) / 2
-        result = _solve(candidate, method, until, effort // 2, least_us)
+        # An exact method would take all that there is, so each distribution gets half of the rest.
+        result = _solve(candidate, method, limits.half(), least_us)
+        limits = replace(limits, exact_effort=limits.exact_effort - result.exact_effort)
         if best is None or result.period_us < best[0].period_us:
             best = result, distribution
     assert best is not None
@@ -186,8 +251,8 @@ def _candidates(problem: Problem, num_failures: int) -> Iterator[Distribution]:
     yield from (distribution for distribution in distributions(problem, num_failures) if distribution not in first)
 
 
-def refuse_misuse(method: str, time_limit_s: float) -> None:
+def refuse_misuse(method: str, time_limit_s: float | None) -> None:
     if method not in METHODS:
         raise UserError(f"{method!r} is not a method: choose from {', '.join(METHODS)}")
-    if not 0 < time_limit_s < math.inf:
+    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
         raise UserError(f"the time limit is {time_limit_s!r} seconds, but it must be a number above 0")

@@ -29,7 +29,6 @@ ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)
 TOLERANCE = 0.005
 # Placed ops a plan: half of the effort of a library, because a simulation needs many plans and executes none of them.
 EFFORT = 1_500_000
-_TIME_LIMIT_S = 60.0
 
 SlowPeers = tuple[tuple[float, ...], ...]
 """The speeds of the slow live workers of each stage."""
@@ -154,11 +153,11 @@ def _plan(given: tuple[Problem, str]) -> IterationTime:
     problem, key = given
     kind, _, text = key.partition(":")
     if kind == "stages":
-        plan = solve(_problem_of(problem, text), "greedy", _TIME_LIMIT_S, EFFORT)
+        plan = solve(_problem_of(problem, text), "greedy", effort=EFFORT)
     elif problem.shared_layers:
         plan = min(_placed_plans(problem, int(text)), key=lambda plan: plan.period_us)
     else:
-        plan = solve_normalized(problem, int(text), "greedy", _TIME_LIMIT_S, EFFORT)[0]
+        plan = solve_normalized(problem, int(text), "greedy", effort=EFFORT)[0]
     work = 0
     for row in plan.rows:
         work += plan.busy_us(row)
@@ -176,7 +175,7 @@ def _placed_plans(problem: Problem, num_failures: int) -> Iterator[Plan]:
     """Plans with so many dead workers, placed by the load over shared layers, and by each stage alone."""
     places = {spread_failures(problem, num_failures), most_promising_distribution(problem, num_failures)}
     for place in sorted(places):
-        yield solve(normalized_problem(problem, place), "greedy", _TIME_LIMIT_S, EFFORT // len(places))
+        yield solve(normalized_problem(problem, place), "greedy", effort=EFFORT // len(places))
 
 
 def one_f_one_b_time(problem: Problem, folder: Path | None = None) -> IterationTime:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import recycle
 from recycle.cli.planning.check import add_check_parser
 from recycle.core.errors import FileProblem
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
+from recycle.planner.model.lower_bound import lower_bound
 from tests.plans import make_1f1b_plan, make_rerouted_plan
 
 
@@ -57,6 +59,42 @@ def test_at_most_twenty_violations_are_printed_then_a_count(tmp_path: Path, caps
     ]
 
 
+def test_a_forged_bound_is_refuted_by_a_shorter_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = recycle.problem(3, 4, 6, fail="W1_2", costs="1,1,1", memory="4,3,2,1", techniques="adaptive")
+    plan = recycle.solve(problem, "greedy", effort=1)
+    assert plan.period_us > 36 == plan.quality.bound_us
+    forged = replace(plan, quality=replace(plan.quality, bound_us=plan.period_us, status="optimal"))
+    assert run(forged, tmp_path) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "not legal: 1 violation",
+        f"bound: the bound is {plan.period_us} µs, but a plan with a period of 36 µs exists",
+    ]
+
+
+def test_a_bound_that_only_cp_sat_proves_is_proven_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = recycle.problem(1, 2, 4, costs="3,4,2", comm=1, memory=2)
+    plan = recycle.solve(problem)
+    assert plan.quality.status == "optimal"
+    assert plan.quality.bound_us > lower_bound(problem)
+    assert run(plan, tmp_path, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["bound_us"], facts["claimed_bound_us"], facts["status"]) == (plan.period_us, plan.period_us, "optimal")
+
+
+def test_a_bound_that_no_method_can_prove_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = recycle.solve(recycle.problem(2, 2, 4, costs="4,5,3", memory=2, layers=4, shared_layers=1), "greedy", effort=1)
+    assert plan.gap > 1
+    forged = replace(plan, quality=replace(plan.quality, bound_us=plan.period_us, status="optimal"))
+    assert run(forged, tmp_path) == 1
+    assert f"but the problem proves {plan.quality.bound_us} µs and no more" in capsys.readouterr().out
+
+
+def test_a_bound_that_is_claimed_too_low_is_computed_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_1f1b_plan()
+    assert run(replace(plan, quality=replace(plan.quality, bound_us=3, status="feasible")), tmp_path) == 0
+    assert capsys.readouterr().out == "legal: period 27 µs, bound 27 µs (optimal), 144 ops on 12 workers\n"
+
+
 def test_json_holds_the_verdict_and_every_violation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(make_rerouted_plan(), tmp_path, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
@@ -64,6 +102,7 @@ def test_json_holds_the_verdict_and_every_violation(tmp_path: Path, capsys: pyte
         "legal": True,
         "period_us": 12,
         "bound_us": 12,
+        "claimed_bound_us": 12,
         "status": "optimal",
         "num_ops": 24,
         "num_workers": 3,

@@ -15,7 +15,7 @@ from recycle.core.plans.rules import check
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.exact import cpsat, milp
-from recycle.planner.exact.exact_model import Exact, canonical
+from recycle.planner.exact.exact_model import Exact, ExactLimit, canonical
 from recycle.planner.model.schedule import Schedule
 from tests.planner.exact.brute_force import best_period_us
 from tests.planner.exact.serial import serial
@@ -93,19 +93,19 @@ def test_cpsat_proves_the_optima_of_the_worked_example(
     techniques: Techniques, memory: Memory, failed: tuple[Worker, ...], period_us: int
 ) -> None:
     problem = worked_example(techniques, memory, failed)
-    assert proven_us(problem, cpsat.solve_cpsat(problem, 60.0, serial(problem), 0)) == period_us
+    assert proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(60.0), serial(problem), 0)) == period_us
 
 
 def test_milp_proves_that_the_fault_free_worked_example_takes_27_slots() -> None:
     problem = worked_example(Techniques(False, False, False), ONE_F_ONE_B, ())
-    assert proven_us(problem, milp.solve_milp(problem, 30.0, serial(problem), 0)) == 27
+    assert proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(30.0), serial(problem), 0)) == 27
 
 
 @QUICK
 @given(small_problems())
 def test_two_solvers_prove_the_same_optimum(problem: Problem) -> None:
-    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, 5.0, serial(problem), 0))
-    by_milp = proven_us(problem, milp.solve_milp(problem, 1.0, serial(problem), 0))
+    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(5.0), serial(problem), 0))
+    by_milp = proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(1.0), serial(problem), 0))
     event(f"milp proves: {by_milp is not None}")
     assert by_cpsat is not None
     assert by_milp in (None, by_cpsat)
@@ -117,14 +117,14 @@ def test_no_schedule_is_better_than_a_proven_one(problem: Problem) -> None:
     best = best_period_us(problem, limit=2_000)
     event(f"tried everything: {best is not None}")
     if best is not None:
-        assert proven_us(problem, cpsat.solve_cpsat(problem, 5.0, serial(problem), 0)) == best
-        assert proven_us(problem, milp.solve_milp(problem, 5.0, serial(problem), 0)) in (None, best)
+        assert proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(5.0), serial(problem), 0)) == best
+        assert proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(5.0), serial(problem), 0)) in (None, best)
 
 
 @QUICK
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_a_hint_and_its_relabelled_form_are_the_same_schedule(problem: Problem, random: Random) -> None:
-    schedule = cpsat.solve_cpsat(problem, 5.0, serial(problem), 0).schedule
+    schedule = cpsat.solve_cpsat(problem, ExactLimit.seconds(5.0), serial(problem), 0).schedule
     assert schedule is not None
     shuffled = shuffle_chains(problem, schedule, random)
     relabelled = canonical(problem, shuffled)
@@ -153,7 +153,7 @@ def test_the_serial_schedule_is_legal(problem: Problem) -> None:
 def test_a_hint_that_meets_the_bound_is_the_answer(solve: Solve) -> None:
     problem = worked_example(Techniques(), Memory.unlimited())
     hint = serial(problem)
-    exact = solve(problem, 60.0, hint, hint.period_us(problem))
+    exact = solve(problem, ExactLimit.seconds(60.0), hint, hint.period_us(problem))
     assert exact.schedule is hint
     assert proven_us(problem, exact) == hint.period_us(problem)
 
@@ -161,9 +161,9 @@ def test_a_hint_that_meets_the_bound_is_the_answer(solve: Solve) -> None:
 @pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_an_optimal_hint_is_proven_without_a_bound(solve: Solve) -> None:
     problem = Problem(Cluster.of(Shape(2, 2, 2), [Worker(0, 1)]), Profile.uniform(2, 1, 1, 1))
-    hint = cpsat.solve_cpsat(problem, 10.0, serial(problem), 0).schedule
+    hint = cpsat.solve_cpsat(problem, ExactLimit.seconds(10.0), serial(problem), 0).schedule
     assert hint is not None
-    assert proven_us(problem, solve(problem, 30.0, hint, 0)) == hint.period_us(problem)
+    assert proven_us(problem, solve(problem, ExactLimit.seconds(30.0), hint, 0)) == hint.period_us(problem)
 
 
 @pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
@@ -172,7 +172,7 @@ def test_a_hint_that_moves_a_live_workers_chain_is_legal_but_only_a_limit(solve:
     hint = serial(problem)
     hint.pipeline[0] = (0, 0)
     assert canonical(problem, hint) is None
-    assert proven_us(problem, solve(problem, 10.0, hint, 0)) == 3
+    assert proven_us(problem, solve(problem, ExactLimit.seconds(10.0), hint, 0)) == 3
 
 
 @pytest.mark.parametrize(("solve", "num_microbatches"), [(cpsat.solve_cpsat, 5_000), (milp.solve_milp, 24)])
@@ -180,7 +180,7 @@ def test_what_is_too_large_is_refused_at_once(solve: Solve, num_microbatches: in
     problem = Problem(Cluster(Shape(2, 4, num_microbatches)), Profile.uniform(4, 1, 1, 1))
     hint = serial(problem)
     began = time.monotonic()
-    assert solve(problem, 60.0, hint, 7) == Exact(None, 7)
+    assert solve(problem, ExactLimit.seconds(60.0), hint, 7) == Exact(None, 7)
     assert time.monotonic() - began < 5.0
 
 
@@ -190,7 +190,7 @@ def test_the_time_limit_is_kept(solve: Solve) -> None:
     failed = [Worker(0, 1), Worker(2, 3)]
     problem = Problem(Cluster.of(Shape(4, 4, 6), failed), Profile(tuple(costs)), Memory.microbatches((4, 4, 4, 4)))
     began = time.monotonic()
-    exact = solve(problem, 1.0, serial(problem), 5)
+    exact = solve(problem, ExactLimit.seconds(1.0), serial(problem), 5)
     assert time.monotonic() - began < 4.0
     assert exact.bound_us >= 5
 
@@ -198,7 +198,7 @@ def test_the_time_limit_is_kept(solve: Solve) -> None:
 def test_a_search_that_finds_nothing_better_returns_no_worse_than_its_hint() -> None:
     problem = Problem(Cluster.of(Shape(4, 4, 8), [Worker(1, 2)]), Profile.uniform(4, 3, 4, 2))
     hint = serial(problem)
-    exact = cpsat.solve_cpsat(problem, 1.0, hint, 0)
+    exact = cpsat.solve_cpsat(problem, ExactLimit.seconds(1.0), hint, 0)
     assert exact.schedule is not None
     assert exact.schedule.period_us(problem) <= hint.period_us(problem)
     proven_us(problem, exact)

@@ -12,7 +12,7 @@ from recycle.core.plans.plan import Plan, Quality
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.planner.exact import cpsat, milp
-from recycle.planner.exact.exact_model import Exact
+from recycle.planner.exact.exact_model import Exact, ExactLimit
 from recycle.planner.heuristic.greedy import solve_greedy
 from recycle.planner.model.assignment import Assignment
 from recycle.planner.model.lower_bound import lower_bound
@@ -60,8 +60,8 @@ def proven_us(problem: Problem, exact: Exact) -> int | None:
 @given(small_cut_problems())
 def test_two_solvers_prove_the_same_optimum_for_the_same_cuts(problem: Problem) -> None:
     hint = serial(problem)
-    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, 10.0, hint, 0))
-    by_milp = proven_us(problem, milp.solve_milp(problem, 2.0, hint, 0))
+    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(10.0), hint, 0))
+    by_milp = proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(2.0), hint, 0))
     event(f"milp proves: {by_milp is not None}, cut: {bool(hint.assignment.offsets.any())}")
     assert by_cpsat is not None
     assert by_milp in (None, by_cpsat)
@@ -71,7 +71,7 @@ def test_two_solvers_prove_the_same_optimum_for_the_same_cuts(problem: Problem) 
 @given(small_cut_problems())
 def test_the_greedy_schedule_is_near_the_optimum_for_its_cuts(problem: Problem) -> None:
     greedy = solve_greedy(problem, lower_bound(problem), effort=50_000)
-    optimum_us = proven_us(problem, cpsat.solve_cpsat(problem, 10.0, greedy, 0))
+    optimum_us = proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(10.0), greedy, 0))
     assert optimum_us is not None
     assert optimum_us <= greedy.period_us(problem) <= 1.25 * optimum_us
 
@@ -101,7 +101,7 @@ def optimum_of_all_cuts_us(problem: Problem) -> int:
         offsets[1:-1] = np.array(choice).reshape(num_stages - 1, num_chains)
         hint = with_cuts(problem, offsets)
         if hint is not None:
-            found = cpsat.solve_cpsat(problem, 10.0, hint, 0)
+            found = cpsat.solve_cpsat(problem, ExactLimit.seconds(10.0), hint, 0)
             proven = proven_us(problem, found)
             assert proven is not None
             best = min(best, proven)

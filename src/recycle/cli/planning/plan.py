@@ -24,8 +24,9 @@ from recycle.core.plans.plan_source import PlanAssignment, RunLayers
 from recycle.core.plans.rules import makespan_us, peak_in_flight
 from recycle.core.problem import Problem, Techniques
 from recycle.core.units import format_bytes, format_us, parse_duration_us, parse_share_or_count
-from recycle.planner.build_library import DEFAULT_TIME_LIMIT_S, Built, build
+from recycle.planner.build_library import LIBRARY_EFFORT, Built, build
 from recycle.planner.failure_normalization import Distribution, least_bound, most_failures
+from recycle.planner.heuristic.greedy import DEFAULT_EFFORT
 from recycle.planner.kept_throughput import KeptThroughput, kept_throughput
 from recycle.planner.live_planner import Planner
 from recycle.planner.problem_from_text import problem as describe
@@ -84,7 +85,9 @@ def add_plan_parser(subparsers: Subparsers) -> None:
     about = "which of adaptive,decoupled,staggered to use, or none (default: all)"
     search.add_argument("--techniques", default=",".join(Techniques.NAMES), metavar="LIST", help=about)
     search.add_argument("--method", choices=METHODS, default="auto", help="default: auto")
-    about = "seconds for one plan (default: 60, in a library 5); Ctrl-C is safe"
+    about = f"how long to search for one plan, in counted steps (default: {DEFAULT_EFFORT:,}, in a library {LIBRARY_EFFORT:,})"
+    search.add_argument("--effort", type=int, metavar="N", help=f"{about}: the same plan on every machine")
+    about = "seconds for one plan (default: none); plans then depend on how fast and how busy the machine is; Ctrl-C is safe"
     search.add_argument("--time-limit", type=float, metavar="S", help=about)
     library = parser.add_argument_group("library")
     about = "plan for every number of failures from 0 up, into the folder --out"
@@ -147,18 +150,19 @@ def run_plan(args: argparse.Namespace) -> None:
             print(choice.sentence(), file=sys.stderr)
         _run_library(args, problem)
         return
-    with Console(stderr=True).status(f"planning by {args.method}, at most {_time_limit_s(args):g} s"):
+    at_most = "" if args.time_limit is None else f", at most {args.time_limit:g} s"
+    with Console(stderr=True).status(f"planning by {args.method}{at_most}"):
         answer = _live_answer(problem, mean) if (mean := args.mean_time_between_failures) is not None else None
         if answer is not None:
             plan, distribution = answer.plan, None
         elif args.failures is None:
-            plan, distribution = solve(problem, args.method, _time_limit_s(args)), None
+            plan, distribution = solve(problem, args.method, args.time_limit, _effort(args)), None
         else:
-            plan, distribution = solve_normalized(problem, args.failures, args.method, _time_limit_s(args))
+            plan, distribution = solve_normalized(problem, args.failures, args.method, args.time_limit, _effort(args))
         # Without these options a plan is made as ever, and no second one is needed to compare it with.
         is_compared = problem.shared_layers or problem.speeds or answer is not None
         before = problem if answer is not None else None
-        kept = kept_throughput(plan, args.method, _time_limit_s(args), before) if is_compared else None
+        kept = kept_throughput(plan, args.method, args.time_limit, before) if is_compared else None
     if args.out:
         plan.save(args.out)
     if args.json:
@@ -169,10 +173,12 @@ def run_plan(args: argparse.Namespace) -> None:
             print(f"answer    {answer.reason}")
 
 
-def _time_limit_s(args: argparse.Namespace) -> float:
-    if args.time_limit is not None:
-        return float(args.time_limit)
-    return DEFAULT_TIME_LIMIT_S if args.library else 60.0
+def _effort(args: argparse.Namespace) -> int:
+    if args.effort is None:
+        return LIBRARY_EFFORT if args.library else DEFAULT_EFFORT
+    if args.effort < 1:
+        raise UserError(f"--effort is {args.effort}, but a search takes at least 1 step")
+    return int(args.effort)
 
 
 def _facts(plan: Plan, distribution: Distribution | None, kept: KeptThroughput | None) -> dict[str, Any]:
@@ -317,7 +323,7 @@ def _run_library(args: argparse.Namespace, problem: Problem) -> None:
     began, built = time.monotonic(), []
     with progress_bar(TimeRemainingColumn()) as progress:
         task = progress.add_task("planning", total=most + 1)
-        for plan in build(args.out, problem, most, args.method, _time_limit_s(args), args.jobs):
+        for plan in build(args.out, problem, most, args.method, args.time_limit, args.jobs, _effort(args)):
             built.append(plan)
             progress.update(task, advance=1, description=f"{plan.num_failures} failures")
     built.sort(key=lambda plan: plan.num_failures)

@@ -58,12 +58,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The quality of a plan. `bound_us` is proven for all plans in which live workers keep their own micro-batches."""
+    """The quality of a plan. `bound_us` is proven for all plans in which live workers keep their own micro-batches.
+
+    `seconds` is how long the planner took. It is not written to files, so that the same problem gives the same bytes on every
+    machine: it is 0 in a plan that was read.
+    """
 
     bound_us: int
     status: str  # "optimal" or "feasible"
     method: str
-    seconds: float
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,6 @@ class Plan:
             "bound_us": self.quality.bound_us,
             "status": self.quality.status,
             "method": self.quality.method,
-            "seconds": self.quality.seconds,
             "problem": self.problem.to_json(),
         }
         if self.cuts:
@@ -146,7 +149,7 @@ class Plan:
     def from_head(head: Mapping[str, Any], rows: tuple[Row, ...], problem: Problem | None = None) -> "Plan":
         """Return the plan with this head and these rows; `problem` is that of the head, if it was read already."""
         problem = problem or Problem.from_json(head["problem"])
-        quality = Quality(int(head["bound_us"]), str(head["status"]), str(head["method"]), float(head["seconds"]))
+        quality = Quality(int(head["bound_us"]), str(head["status"]), str(head["method"]), float(head.get("seconds", 0.0)))
         cuts = cuts_from_json(head["cuts"], problem.shape) if "cuts" in head else ()
         return Plan(problem, rows, int(head["period_us"]), quality, cuts)
 

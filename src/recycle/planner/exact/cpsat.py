@@ -3,25 +3,22 @@
 The only module that imports ortools. It states the model of `exact_model`; each family of constraints is one method.
 """
 
-import time
-
 from ortools.sat.python import cp_model
 
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.plan import chain_of
 from recycle.core.problem import Problem
 from recycle.planner.exact import exact_model as exact
-from recycle.planner.exact.exact_model import Exact, Fusing
+from recycle.planner.exact.exact_model import Exact, ExactLimit, Fusing
+from recycle.planner.model.busiest_worker import BusiestWorker
 from recycle.planner.model.schedule import Schedule
 
-MAX_OPS = 20_000
-"""At 19,200 ops the model takes 4 s to build, and 20 s find neither a schedule nor a bound; beyond, it is not built."""
+_EFFORT_OF_A_UNIT = 15_000_000  # placed ops of the greedy method that take about as long as a unit of CP-SAT's deterministic time
 
 
-def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule, bound_us: int) -> Exact:
-    """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound."""
-    deadline = time.monotonic() + time_limit_s
-    if len(exact.ops_of(problem)) > MAX_OPS:
+def solve_cpsat(problem: Problem, limit: ExactLimit, hint: Schedule, bound_us: int) -> Exact:
+    """Search until the optimum is proven or the limit is reached. `hint` is a legal schedule, `bound_us` a proven bound."""
+    if len(exact.ops_of(problem)) > exact.MOST_OPS_OF_MODEL:
         return Exact(None, bound_us)
     known_us = hint.period_us(problem)
     if known_us <= bound_us:
@@ -32,21 +29,76 @@ def solve_cpsat(problem: Problem, time_limit_s: float, hint: Schedule, bound_us:
     model = _Model(problem, hint, bound_us, upper_us)
     if start is not None:
         model.add_start(start)
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
+    if limit.left_s <= 0:
         return Exact(None, bound_us)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 2
-    solver.parameters.random_seed = 1
-    solver.parameters.max_time_in_seconds = left_s
+    solver = _solver(limit)
     # Presolve may choose one of several symmetric solutions, and not the hint: then the hint is lost.
     solver.parameters.keep_all_feasible_solutions_in_presolve = True
     status = solver.solve(model.cp)
     assert status != cp_model.MODEL_INVALID, model.cp.validate()
+    used = round(solver.response_proto.deterministic_time * _EFFORT_OF_A_UNIT)
     if status == cp_model.INFEASIBLE:
-        return Exact(hint, known_us)
+        return Exact(hint, known_us, used)
     bound_us = max(bound_us, round(solver.best_objective_bound))
-    return Exact(model.schedule(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None, bound_us)
+    return Exact(model.schedule(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None, bound_us, used)
+
+
+def prove_worker(worker: BusiestWorker, limit: ExactLimit, bound_us: int, upper_us: int) -> Exact:
+    """Return a proven bound of the period from the rows that one worker can have; `upper_us` itself, if none is shorter.
+
+    All micro-batches of the worker are alike, so that the j-th F, I and W are those of one micro-batch.
+    """
+    cp, num = cp_model.CpModel(), worker.num_microbatches
+    period = cp.new_int_var(bound_us, upper_us - 1, "period")
+    starts = [[cp.new_int_var(0, upper_us, f"{kind}{index}") for index in range(num)] for kind in "FIW"]
+    ends = [[start + length for start in of_kind] for of_kind, length in zip(starts, worker.lengths_us, strict=True)]
+    cp.add(starts[0][0] == 0)
+    for index in range(num):
+        cp.add(starts[1][index] >= starts[0][index] + worker.round_trip_us)
+        cp.add(starts[2][index] >= ends[1][index])
+    for of_kind, done in zip(starts, ends, strict=True):
+        for earlier, later in zip(done[:-1], of_kind[1:], strict=True):
+            cp.add(later >= earlier)
+    cp.add_no_overlap(
+        [
+            cp.new_fixed_size_interval_var(start, length, "")
+            for of_kind, length in zip(starts, worker.lengths_us, strict=True)
+            for start in of_kind
+            if length
+        ]
+    )
+    for done, distance in ((ends[1], worker.num_before_input), (ends[2], worker.num_before_weight)):
+        for earlier, later in zip(done, starts[0][distance:], strict=False):
+            cp.add(later >= earlier)
+    if worker.capacity is not None:
+        held, demands = [], []
+        for done, demand in ((ends[1], worker.taken - worker.kept), (ends[2], worker.kept)):
+            for start, end in zip(starts[0], done, strict=True):
+                if demand:
+                    held.append(cp.new_interval_var(start, cp.new_int_var(0, upper_us, ""), end, ""))
+                    demands.append(demand)
+        cp.add_cumulative(held, demands, worker.capacity)
+    cp.add(period >= ends[2][-1] + worker.after_end_us)
+    cp.add(period >= ends[1][-1] + worker.after_input_us)
+    cp.minimize(period)
+    solver = _solver(limit)
+    status = solver.solve(cp)
+    assert status != cp_model.MODEL_INVALID, cp.validate()
+    used = round(solver.response_proto.deterministic_time * _EFFORT_OF_A_UNIT)
+    return Exact(None, upper_us if status == cp_model.INFEASIBLE else max(bound_us, round(solver.best_objective_bound)), used)
+
+
+def _solver(limit: ExactLimit) -> cp_model.CpSolver:
+    """A solver with one worker if its effort is counted: two exchange what they find when it happens to be found."""
+    solver = cp_model.CpSolver()
+    solver.parameters.random_seed = 1
+    if limit.effort is None:
+        solver.parameters.num_workers = 2
+        solver.parameters.max_time_in_seconds = limit.left_s
+    else:
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = limit.effort / _EFFORT_OF_A_UNIT
+    return solver
 
 
 class _Model:

@@ -6,7 +6,6 @@ not) are used; `op_times` finds whole times for them.
 """
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,7 +19,7 @@ from scipy.sparse import csr_array
 from recycle.core.op import Kind, Op
 from recycle.core.problem import Problem
 from recycle.planner.exact import exact_model as exact
-from recycle.planner.exact.exact_model import Exact, Fusing
+from recycle.planner.exact.exact_model import Exact, ExactLimit, Fusing
 from recycle.planner.exact.op_times import OpTimes, limits_of, whole_times
 from recycle.planner.model.assignment import Bools, Ints
 from recycle.planner.model.schedule import Schedule
@@ -30,15 +29,15 @@ MAX_ORDER_BITS = 2_000
 MAX_OPS = 400
 """Order bits are counted over pairs of ops: beyond this the counting alone takes too long."""
 
+_EFFORT_OF_A_NODE = 30_000  # placed ops of the greedy method that take about as long as a node of the search tree
 _INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
-def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule, bound_us: int) -> Exact:
-    """Search until the optimum is proven or the time is up. `hint` is a legal schedule, `bound_us` a proven bound.
+def solve_milp(problem: Problem, limit: ExactLimit, hint: Schedule, bound_us: int) -> Exact:
+    """Search until the optimum is proven or the limit is reached. `hint` is a legal schedule, `bound_us` a proven bound.
 
     The program asks for less than the hint's period; if there is no such schedule, the hint is the answer.
     """
-    deadline = time.monotonic() + time_limit_s
     if len(exact.ops_of(problem)) > MAX_OPS:
         return Exact(None, bound_us)
     known_us = hint.period_us(problem)
@@ -51,14 +50,15 @@ def solve_milp(problem: Problem, time_limit_s: float, hint: Schedule, bound_us: 
     program = _Program(timing, hint, *limits)
     if program.num_order_bits > MAX_ORDER_BITS:
         return Exact(None, bound_us)
-    result = program.run(bound_us, known_us - 1, deadline)
+    result = program.run(bound_us, known_us - 1, limit)
     if result is None:
         return Exact(None, bound_us)
+    used = (result.mip_node_count or 0) * _EFFORT_OF_A_NODE
     if result.status == _INFEASIBLE:
-        return Exact(hint, known_us)
+        return Exact(hint, known_us, used)
     if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
         bound_us = max(bound_us, math.ceil(result.mip_dual_bound - 1e-4))
-    return Exact(program.schedule(result.x) if result.x is not None else None, bound_us)
+    return Exact(program.schedule(result.x) if result.x is not None else None, bound_us, used)
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class _Program:
         ours, theirs = self.routes[self._forward(one)], self.routes[self._forward(other)]
         return [_Linear(2.0).plus(bit, -1.0).plus(theirs[where], -1.0) for where, bit in ours.items() if where in theirs]
 
-    def run(self, bound_us: int, upper_us: int, deadline: float) -> OptimizeResult | None:
+    def run(self, bound_us: int, upper_us: int, limit: ExactLimit) -> OptimizeResult | None:
         """Build the rest and let HiGHS search; None if no time was left for it."""
         self.lows[0], self.highs[0] = bound_us, upper_us
         self._add_routes()
@@ -172,9 +172,10 @@ class _Program:
             self._add_window(stage)
             self._add_loads(stage)
         self._add_layer_windows()
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        if limit.left_s <= 0:
             return None
+        counted = {"node_limit": max(1, limit.effort // _EFFORT_OF_A_NODE)} if limit.effort is not None else {}
+        timed = {"time_limit": limit.left_s} if limit.effort is None else {}
         objective = np.zeros(len(self.lows))
         objective[0] = 1.0
         result: OptimizeResult = milp(
@@ -182,7 +183,7 @@ class _Program:
             integrality=np.array(self.is_whole, dtype=np.int64),
             bounds=Bounds(np.array(self.lows), np.array(self.highs)),
             constraints=self._matrix(),
-            options={"time_limit": left_s, "mip_rel_gap": 0.0},
+            options={"mip_rel_gap": 0.0} | counted | timed,
         )
         return result
 

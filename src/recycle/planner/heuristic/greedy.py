@@ -16,6 +16,7 @@ from recycle.core.profile import Profile
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
 from recycle.planner.heuristic.known_settings import portfolio
 from recycle.planner.heuristic.order_search import improve
+from recycle.planner.heuristic.row_search import improve_rows
 from recycle.planner.heuristic.search import ListSchedule, Search, neighbour
 from recycle.planner.model.chain_cuts import assignments
 from recycle.planner.model.schedule import Schedule
@@ -33,6 +34,9 @@ _ASSIGNMENT_SHARE = 0.3
 # Where chains may be cut, list scheduling gets this share of its runs, and the rest goes to steps that change orders and cuts.
 # These compute so many starts for each op that the runs would place, because they choose nothing.
 _RUNS_SHARE_WITH_CUTS, _STARTS_OF_AN_OP = 0.4, 10
+# Where chains are not cut, list scheduling gets this share of its runs, and steps that change orders compute at most so many
+# starts for each op.
+_RUNS_SHARE_WITHOUT_CUTS, _MOST_STARTS_OF_AN_OP = 0.7, 20_000
 # A search of this many runs calls every kernel.
 _RUNS_OF_ALL = 100
 
@@ -55,9 +59,9 @@ def solve_greedy(
     first_runs = max(1, round(num_runs * _FIRST_SHARE))
     if num_ops > _LARGE_OPS:
         num_runs = first_runs
-    order_effort = _order_effort(problem, effort)
+    order_effort, is_cut = _order_effort(problem, effort), problem.held_layers is not None
     if order_effort:
-        num_runs = max(1, round(num_runs * _RUNS_SHARE_WITH_CUTS))
+        num_runs = max(1, round(num_runs * (_RUNS_SHARE_WITH_CUTS if is_cut else _RUNS_SHARE_WITHOUT_CUTS)))
     search = _most_promising(problem, bound_us, num_runs)
     best: _Scheduled | None = None
     for number, found in _schedules(search, num_runs):
@@ -68,9 +72,9 @@ def solve_greedy(
     assert best is not None
     schedule = search.schedule(best.starts)
     is_close = best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
-    if order_effort and not is_close and splits_all_backwards(search):
-        schedule = improve(problem, schedule, bound_us, order_effort, out_of_time)
-    return schedule
+    if not order_effort or is_close or (is_cut and not splits_all_backwards(search)):
+        return schedule
+    return (improve if is_cut else improve_rows)(problem, schedule, bound_us, order_effort, out_of_time)
 
 
 def _num_ops(problem: Problem) -> int:
@@ -78,11 +82,13 @@ def _num_ops(problem: Problem) -> int:
 
 
 def _order_effort(problem: Problem, effort: int) -> int:
-    """How many starts the search over orders and cuts computes: none without shared layers, and none for very many ops."""
-    is_cut = problem.held_layers is not None and problem.shape.num_stages > 1 and problem.techniques.decoupled
-    if not is_cut or _num_ops(problem) > _LARGE_OPS:
+    """How many starts the search over orders and cuts computes: none for very many ops, and none if whole passes are cut."""
+    if problem.shape.num_stages == 1 or _num_ops(problem) > _LARGE_OPS:
         return 0
-    return int(effort * (1 - _RUNS_SHARE_WITH_CUTS) * _STARTS_OF_AN_OP)
+    if problem.held_layers is not None:
+        return int(effort * (1 - _RUNS_SHARE_WITH_CUTS) * _STARTS_OF_AN_OP) if problem.techniques.decoupled else 0
+    most = _MOST_STARTS_OF_AN_OP * _num_ops(problem)
+    return min(most, int(effort * (1 - _RUNS_SHARE_WITHOUT_CUTS) * _STARTS_OF_AN_OP))
 
 
 def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:

@@ -16,8 +16,9 @@ from recycle.planner.model.assignment import Ints
 _NONE = -1
 # What a step changes; nothing, if what it chose is not legal.
 NO_CHANGE, CUT_CHANGE, MOVE_CHANGE, OPENING_CHANGE = range(4)
-# Shares of the steps that shift a layer, that change an end of a block, and that shift an opening; the others swap two ops.
-_CUT_SHARE, _BLOCK_SHARE, _OPEN_SHARE = 0.4, 0.3, 0.05
+# Of the steps that change an order, the share that changes an end of a block; the others swap two ops. Of all steps, the share
+# that shifts an opening.
+_BLOCK_SHARE, _OPEN_SHARE = 0.5, 0.05
 _LONGEST_RUN = 8
 # A step starts from the end of a worker that is at most so much better than the worst, and shifts an opening by at most so much;
 # as shares of the mean length of an op.
@@ -29,7 +30,7 @@ class CutTables(NamedTuple):
 
     `times` and `sizes` are sums over the layers: of the times of F, I and W, and of the memory that F takes and that stays until
     W. `layer_finish` is -1 for layers of one stage. `lows` and `highs` are the first and last layer at which a boundary may lie.
-    `scale` is the mean length of an op.
+    `scale` is the mean length of an op, `cut_share` the share of the steps that shift a layer.
     """
 
     pipeline: Ints
@@ -45,6 +46,7 @@ class CutTables(NamedTuple):
     is_staggered: bool
     bound: int
     scale: float
+    cut_share: float
 
 
 class OrderState(NamedTuple):
@@ -63,7 +65,9 @@ def set_lengths(tables: CutTables, state: OrderState, stage: int, chain: int, ma
     speed = tables.thousandths[stage, tables.pipeline[stage, chain]]
     for kind in range(3):
         op = (kind * num_stages + stage) * num_chains + chain
-        length = max(1, tables.times[kind, end] - tables.times[kind, first])
+        length = tables.times[kind, end] - tables.times[kind, first]
+        if tables.times[kind, -1] > 0:  # else W's take no time, because backward passes are whole
+            length = max(1, length)
         if speed != 1000:
             length = -(-length * 1000 // speed)
         if marks and length != state.rows.lengths[op]:
@@ -233,7 +237,7 @@ def change_order(
     size = _path(rows, worker, choice, path)
     at = int(pick * size)
     op = path[at]
-    if which < _CUT_SHARE:
+    if which < tables.cut_share:
         first, last, shift = _boundaries(rows.links[op, STAGE], tables.pipeline.shape[0], how, far)
         chain = rows.links[op, CHAIN]
         return (CUT_CHANGE if _try_cuts(tables, state, chain, first, last, shift) else NO_CHANGE), chain, first, last, shift
@@ -246,7 +250,7 @@ def change_order(
             mark(rows, rows.heads[each])
         return OPENING_CHANGE, stage, 0, 0, shift
     to = rows.after[op]
-    if which < _CUT_SHARE + _BLOCK_SHARE:
+    if which < tables.cut_share + _BLOCK_SHARE * (1 - tables.cut_share):
         op, to = _place(rows, path, size, at, how)
     was_after = rows.before[op]
     return (MOVE_CHANGE if _try_move(tables, state, op, to) else NO_CHANGE), op, was_after, 0, 0

@@ -196,6 +196,7 @@ def improve_orders(tables: CutTables, warmth: float, seed: int, budget: int, pos
     spans, trial_spans, closes = np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64), np.zeros_like(rows.opens)
     firsts, lasts, best_positions = np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64), positions.copy()
     np.random.seed(seed)
+    root = num_workers ** (1 / _NORM)
     best, best_energy, period, energy = np.int64(1) << 60, np.inf, np.int64(1) << 60, np.inf
     used, shift_at, num_taken, num_steps = 0, 0, 0, 0
     while best > tables.bound:
@@ -221,9 +222,11 @@ def improve_orders(tables: CutTables, warmth: float, seed: int, budget: int, pos
         used += _STEP_COST
         if change[0] == NO_CHANGE:
             continue
-        is_within = compute_starts(rows, _ANY if change[0] == OPENING_CHANGE else int(energy * _MARGIN))
-        used += rows.counts[NUM_CHANGED]
         limit, trial, trial_period = energy - warmth * np.log(max(randoms[5], 1e-12)), np.inf, period
+        # Without cuts more is worse for a while than later helps: a step is given up only if it cannot be taken.
+        margin = energy * _MARGIN if tables.cut_share > 0 else limit * root - (period - tables.bound)
+        is_within = compute_starts(rows, _ANY if change[0] == OPENING_CHANGE else int(margin))
+        used += rows.counts[NUM_CHANGED]
         if is_within:
             trial_period, trial = _measure_all(tables, state, limit, trial_spans, firsts, lasts)
         if trial <= limit:

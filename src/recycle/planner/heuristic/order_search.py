@@ -14,6 +14,7 @@ from recycle.planner.model.assignment import Assignment, Ints, speeds_of
 from recycle.planner.model.load_split import work_line
 from recycle.planner.model.schedule import Schedule, comms_of
 
+_CUT_SHARE = 0.4
 # The search goes in so many parts, each from the best schedule so far, and each with less warmth than the one before.
 _NUM_PARTS = 20
 # Warmth: the time by which the span of one worker may get worse, as a share of the mean length of an op. With less effort for
@@ -71,6 +72,7 @@ def cut_tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables
         is_staggered=is_staggered,
         bound=bound_us,
         scale=float(schedule.assignment.lengths_us[:3].mean()),
+        cut_share=_CUT_SHARE,
     )
 
 

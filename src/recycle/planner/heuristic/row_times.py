@@ -111,7 +111,8 @@ def make_rows(links: Ints, starts: Ints, num_workers: int) -> tuple[Ints, Ints, 
     """The first and the last op of each row, and the op before and after each op in its row."""
     heads, tails = np.full(num_workers, _NONE), np.full(num_workers, _NONE)
     before, after = np.full(starts.size, _NONE), np.full(starts.size, _NONE)
-    for op in np.argsort(starts.reshape(-1)):  # every op takes time, so that no two of a row start at once
+    # Of ops that start at once the first number goes first: a W without length starts with its I, and all other ops take time.
+    for op in np.argsort(starts.reshape(-1), kind="mergesort"):
         worker = links[op, WORKER]
         before[op] = tails[worker]
         if tails[worker] >= 0:

@@ -67,22 +67,34 @@ class Bounds:
 
         Of an earlier stage nothing is used but its costs, so that the bound of a problem is the maximum over its stages.
         """
-        to_input, to_end = self.window_us(stage, self._load(num_live))
+        to_input, to_end = self.window_us(stage, self.load(num_live))
+        after_end, after_input = self.after_us(stage, num_live)
+        return to_end + after_end, to_input + after_input
+
+    def after_us(self, stage: int, num_live: int) -> tuple[int, int]:
+        """What a period has besides the time from the first F to the end of a worker, and to the end of its last I.
+
+        The latter is the way through earlier stages, and nothing if there are none.
+        """
         reach = [0] * (stage + 1) if self._problem.techniques.staggered else self._down
-        by_itself = reach[stage] + to_end + self._problem.profile.reduce_us(stage, num_live) + self._step[stage]
+        at_the_end = reach[stage] + self._problem.profile.reduce_us(stage, num_live) + self._step[stage]
         way = self._down[stage] + self._up[stage]
         tails = (
             reach[above] + way - self._down[above] - self._up[above] + self._after[above] + self._step[above]
             for above in range(stage)
         )
-        return by_itself, to_input + max(tails, default=0)
+        return at_the_end, max(tails, default=0)
+
+    def lengths_us(self, stage: int) -> tuple[int, int, int]:
+        """The least lengths of F, of the part of a backward pass that the stage before waits for, and of the rest."""
+        return self._forward[stage], self._back[stage], self._after[stage]
 
     def lost_us(self, stage: int, num_live: int) -> int:
         """The time in a period that a worker of `stage` cannot work in, by these terms, if no micro-batch is cut elsewhere."""
-        busy_us = self._load(num_live) * (self._forward[stage] + self._back[stage] + self._after[stage])
+        busy_us = self.load(num_live) * (self._forward[stage] + self._back[stage] + self._after[stage])
         return max(0, max(self.stage_terms(stage, num_live)) - busy_us)
 
-    def _load(self, num_live: int) -> int:
+    def load(self, num_live: int) -> int:
         """Micro-batches that the busiest of a stage's live workers runs at least."""
         return -(-self._problem.shape.num_chains // num_live)
 
@@ -96,7 +108,7 @@ class Bounds:
         alone, on_others = self.stage_terms(stage, num_live)
         hops_below = len(self._forward) - 1 - stage
         delay = (self._forward[stage] + self._after[stage]) / 20
-        idle = self.idle_us(stage, self._load(num_live))
+        idle = self.idle_us(stage, self.load(num_live))
         late = max(0, idle + delay * hops_below) - max(0, idle)
         return round(max(alone + late, on_others + delay * stage + self._after[stage] * hops_below * 1.2))
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
-from recycle.core.plans.plan import Row
+from recycle.core.plans.plan import Plan, Row
 from recycle.core.plans.rules import period_from
 from recycle.core.problem import Problem
 from recycle.planner.model.assignment import KIND_NUMBERS, Assignment, Bools, Ints
@@ -33,6 +33,21 @@ class Schedule:
         forward, split, weight = (np.zeros(size, dtype=np.int64) for _ in range(3))
         routes = assignment.routed(problem, assignment.pipeline.copy())
         return Schedule(routes, forward, split, weight, np.zeros(size, dtype=np.bool_))
+
+    @staticmethod
+    def of(plan: Plan) -> "Schedule":
+        """The schedule of a legal plan without cuts."""
+        shape = plan.problem.shape
+        schedule = Schedule.zeros(
+            plan.problem, Assignment.of(plan.problem, np.zeros((shape.num_stages, shape.num_chains), np.int64))
+        )
+        for row in plan.rows:
+            stage = row.worker.stage
+            for letter, chain, start_us in zip(row.kinds, row.chains, row.starts_us, strict=True):
+                schedule.starts_us(Kind(letter))[stage, chain] = start_us
+                schedule.pipeline[stage, chain] = row.worker.pipeline
+                schedule.is_fused[stage, chain] |= letter == Kind.B
+        return schedule
 
     @property
     def pipeline(self) -> Ints:
