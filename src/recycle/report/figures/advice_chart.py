@@ -10,6 +10,9 @@ from recycle.report.render import palette
 from recycle.report.render.matplotlib_figure import new_figure, png_bytes, simplify_axes
 
 
+_MARKERS = ("o", "s", "^", "D", "v")
+
+
 class AdviceBar(NamedTuple):
     """A system with or without spares: its label, its throughput, half of its interval, and its own fault-free throughput."""
 
@@ -54,16 +57,17 @@ def _draw_bars(axes: Axes, unit: str, bars: Sequence[AdviceBar]) -> None:
 
 
 def _draw_curves(axes: Axes, unit: str, curves: Sequence[AdviceCurve]) -> None:
-    names = [curve.label for curve in curves]
-    seen: list[str] = []
-    for curve in curves:
-        # A second choice of the same system has another colour.
-        colour, dashes = line_of(curve.system, names) if curve.system not in seen else line_of(curve.label, names)
-        seen.append(curve.system)
+    names = [curve.system for curve in curves]
+    for number, curve in enumerate(curves):
+        # Choices of one system have its colour, and markers of their own.
+        colour, dashes = line_of(curve.system, names)
+        marker = _MARKERS[names[:number].count(curve.system) % len(_MARKERS)]
         factors = sorted(curve.points)
         values = [curve.points[factor] for factor in factors]
-        axes.plot(factors, values, color=colour, linestyle=dashes, marker="o", markersize=3, linewidth=1.5, label=curve.label)
+        axes.plot(factors, values, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.3, label=curve.label)
     axes.set_xscale("log", base=2)
+    shown = sorted({factor for curve in curves for factor in curve.points})
+    axes.set_xticks(shown, [f"{factor:g}" for factor in shown])
     axes.axvline(1, color=palette.GRID, linewidth=1)
     axes.set_xlabel("failure rate, as a multiple of the asked one", color=palette.INK)
     axes.set_ylabel(unit, color=palette.INK)
