@@ -9,7 +9,6 @@ from recycle.report.figures.campaign_chart import line_of
 from recycle.report.render import palette
 from recycle.report.render.matplotlib_figure import new_figure, png_bytes, simplify_axes
 
-
 _MARKERS = ("o", "s", "^", "D", "v")
 
 
