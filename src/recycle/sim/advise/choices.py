@@ -36,6 +36,8 @@ NOT_TO_CHOOSE = (
 CUTS_BY_ITSELF = ("oobleck", "varuna", "odyssey")
 _FREE_OF_SHAPE = ("oobleck", "varuna")
 ELASTIC = "recycle"
+# A plan with cuts takes seconds for so many micro-batches times stages, and far longer for more: there ReCycle re-routes only.
+MOST_CUT_STEPS = 20_000
 _ZERO_BUBBLE = "-zb"
 
 
@@ -152,8 +154,8 @@ def _fits(question: ClusterQuestion, num_stages: int, tensor_parallel: int, shar
 
 
 def most_shared(question: ClusterQuestion, shape: Shape, tensor_parallel: int) -> int:
-    """The most layers, up to `MOST_SHARED`, that neighbouring stages can share in the memory that there is."""
-    if shape.num_stages == 1:
+    """The most layers, up to `MOST_SHARED`, that neighbouring stages can share in the memory that there is; 0 for large jobs."""
+    if shape.num_stages == 1 or shape.num_chains * shape.num_stages > MOST_CUT_STEPS:
         return 0
     found = [shared for shared in range(1, MOST_SHARED + 1) if _fits(question, shape.num_stages, tensor_parallel, shared)]
     return max(found, default=0)
