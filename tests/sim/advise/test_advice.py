@@ -9,7 +9,7 @@ from recycle.core.errors import UserError
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations as advise_evaluations
 from recycle.sim.advise.advice import advise
-from recycle.sim.advise.choices import ELASTIC, SystemChoice, all_choices
+from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, most_shared
 from recycle.sim.advise.evaluations import simulate_choice
 from recycle.sim.advise.search import MARGIN
 from recycle.sim.advise.upper_bounds import first_bound, refined_rate, shared_bound
@@ -145,6 +145,12 @@ def test_the_same_servers_fail_at_the_same_times_in_every_shape():
     assert [(change.at_us, change.joins) for change in wide.later] == [(change.at_us, change.joins) for change in deep.later]
     halves = QUESTION.trace(4, 2, 1, 2)
     assert {change.at_us for change in halves.later} == {change.at_us for change in wide.later}
+
+
+def test_cuts_are_tried_only_where_their_plans_take_seconds():
+    num_stages = 2
+    assert most_shared(QUESTION, Shape(2, num_stages, 12), 1) > 0
+    assert most_shared(QUESTION, Shape(2, num_stages, MOST_CUT_STEPS), 1) == 0
 
 
 def test_more_failures_and_longer_pauses_make_the_first_choice_slower(advice, folder):
