@@ -78,7 +78,7 @@ ORDER = {
         "shared_layer_choice",
         "systems",
         "campaign",
-        "reproduce",
+        "advise reproduce",
     ],
     "control": ["planning drift", "decide", "store", "net"],
     "runtime": [

@@ -6,6 +6,7 @@ work that is lost. `trace_simulation` keeps time and accounts. A system's own st
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Protocol
 
 from recycle.core.cluster import Shape, Worker
@@ -38,7 +39,12 @@ class Members:
 
     @property
     def failed(self) -> frozenset[Worker]:
-        return frozenset(self.shape.workers()) - self.live
+        return _all_workers(self.shape) - self.live
+
+
+@lru_cache(maxsize=64)
+def _all_workers(shape: Shape) -> frozenset[Worker]:
+    return frozenset(shape.workers())
 
 
 class ChangeKind(Enum):

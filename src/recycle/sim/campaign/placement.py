@@ -16,6 +16,9 @@ class Placement:
         self._shape = shape
         self._free = dict.fromkeys(shape.workers())  # a dict keeps the order in which places became empty
         self._place_of: dict[str, Worker] = {}
+        # The places with a node. Sets are made from sets: hashing every worker at every change would take most of the time.
+        self._live: frozenset[Worker] = frozenset()
+        self._filled: list[Worker] = []  # places that got a node in the present change
         self._spare: dict[str, None] = {}
 
     def members(self, slow: Iterable[Slowdown] = ()) -> Members:
@@ -26,7 +29,7 @@ class Placement:
                 found = speeds[one.is_link]
                 found[place] = round(found.get(place, 1.0) * one.speed, 3)
         computing, links = (tuple(sorted(found.items())) for found in speeds)
-        return Members(self._shape, frozenset(self._place_of.values()), len(self._spare), computing, links)
+        return Members(self._shape, self._live, len(self._spare), computing, links)
 
     def has_place(self, node: str) -> bool:
         return node in self._place_of
@@ -34,7 +37,7 @@ class Placement:
     def change(
         self, at_us: int, leaving: Iterable[str], joining: Iterable[str], slow: Iterable[Slowdown] = ()
     ) -> MembershipChange:
-        before = frozenset(self._place_of.values())
+        before, self._filled = self._live, []
         joiners = list(joining)
         emptied = [place for node in leaving if (place := self._leave(node)) is not None]
         named = [node for node in joiners if self._own_place(node) in self._free]
@@ -42,9 +45,11 @@ class Placement:
             self._place_node(node)
         while self._free and self._spare:
             self._place_node(next(iter(self._spare)))
-        members = self.members(slow)
         left = tuple(place for place in emptied if place in before)
-        joined = tuple(sorted(members.live - (before - set(left))))
+        kept = before.difference(left)
+        self._live = kept.union(self._filled)
+        joined = tuple(sorted(self._live - kept))
+        members = self.members(slow)
         return MembershipChange(at_us, members, left, joined)
 
     def _own_place(self, node: str) -> Worker | None:
@@ -68,6 +73,7 @@ class Placement:
             return
         del self._free[place]
         self._place_of[node] = place
+        self._filled.append(place)
 
     def _leave(self, node: str) -> Worker | None:
         if node in self._spare:
