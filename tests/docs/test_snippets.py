@@ -18,7 +18,7 @@ PAGES = {
 RUN_AS_AN_EXAMPLE = "docs/guides/own-model.md"
 
 # They train and plan for long. Other tests run the same commands, and other pages are quick.
-LONG = {f"docs/guides/{name}.md" for name in ("measure", "plan", "reports", "several-machines", "simulate")}
+LONG = {f"docs/guides/{name}.md" for name in ("advise", "measure", "plan", "reports", "several-machines", "simulate")}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     from recycle.cli.machines import agent, coordinator, kubernetes, ray, slurm, worker
     from recycle.cli.measuring import bench, profile, report
     from recycle.cli.planning import check, estimate, plan, show
-    from recycle.cli.simulation import replay, reproduce, simulate, trace
+    from recycle.cli.simulation import advise, replay, reproduce, simulate, trace
     from recycle.cli.training import export, train
 
     parser: argparse.ArgumentParser = _Parser(
@@ -72,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
         profile.add_profile_parser,
         trace.add_trace_parser,
         simulate.add_simulate_parser,
+        advise.add_advise_parser,
         reproduce.add_reproduce_parser,
         train.add_train_parser,
         export.add_export_parser,

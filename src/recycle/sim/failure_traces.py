@@ -1,4 +1,4 @@
-"""Generators of random failure traces: periodic, bursts, Poisson and rack failures, slow workers and links, drift.
+"""Generators of random failure traces: periodic, bursts, Poisson, racks, failure models, slow workers and links, drift.
 
 They are made from a few numbers and a seed.
 
@@ -19,12 +19,15 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Slowdown, Trace
 from recycle.core.units import format_duration
+from recycle.sim.failure_model import FailureCause, FailureModel, FailureScope
 
 MOST_CHANGES = 1_000_000
 MOST_BACK_AT_ONCE = 4
 LONGEST_US = 10**15  # 30 years, as long as a trace may last
 
 _SLOW_STREAM, _LINK_STREAM, _DRIFT_STREAM = 1 << 20, 2 << 20, 3 << 20  # beside those of racks, which count from 0
+_SCOPE_STREAMS = {FailureScope.GPU: 4 << 20, FailureScope.MACHINE: 5 << 20, FailureScope.RACK: 6 << 20}
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,83 @@ def rack_trace(nodes: Sequence[str], rack_size: int, mtbf_us: int, end_us: int, 
         for at, leaves in _leaves_and_returns(_uniforms(seed, number), mtbf, end, rejoin):
             changes += ((at, leaves, index) for index in indices)
     return _trace(nodes, changes, end)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFailure:
+    """The nodes of these indices fail together for a cause, and are back at `back_us`."""
+
+    at_us: int
+    back_us: int
+    cause: FailureCause
+    indices: range
+
+
+def draw_failures(model: FailureModel, num_nodes: int, gpus_per_node: int, end_us: int, seed: int) -> list[DrawnFailure]:
+    """The failures of so many nodes by a failure model, in order of time.
+
+    Machines and racks are consecutive nodes, and have streams of random numbers of their own.
+    """
+    _refuse_count("GPUs of a node", gpus_per_node)
+    end = _ms("the end", end_us)
+    found: list[DrawnFailure] = []
+    for scope, nodes in _nodes_together(model, gpus_per_node).items():
+        causes = model.of_scope(scope)
+        if not causes:
+            continue
+        expected = sum(one.per_gpu_day for one in causes) * gpus_per_node * num_nodes * end / _DAY_MS
+        _refuse_too_many(num_nodes, round(expected * nodes), rejoin=1)
+        for number, first in enumerate(range(0, num_nodes, nodes)):
+            indices = range(first, min(first + nodes, num_nodes))
+            draws = _uniforms(seed, _SCOPE_STREAMS[scope] + number)
+            found += _failures_of_group(causes, indices, len(indices) * gpus_per_node, end, draws)
+    return sorted(found, key=lambda failure: (failure.at_us, failure.indices.start))
+
+
+def model_trace(model: FailureModel, nodes: Sequence[str], gpus_per_node: int, end_us: int, seed: int) -> Trace:
+    """The trace of a failure model: nodes leave alone, with their machine or with their rack, and are back after repair.
+
+    Failures of a node that is away already only lengthen its absence.
+    """
+    away: list[list[tuple[int, int, bool]]] = [[] for _ in nodes]
+    for failure in draw_failures(model, len(nodes), gpus_per_node, end_us, seed):
+        for index in failure.indices:
+            outages = away[index]
+            if outages and failure.at_us <= outages[-1][1]:
+                start_us, back_us, hangs = outages[-1]
+                outages[-1] = (start_us, max(back_us, failure.back_us), hangs)
+            else:
+                outages.append((failure.at_us, failure.back_us, failure.cause.hangs))
+    changes = [
+        change
+        for node, outages in zip(nodes, away, strict=True)
+        for at_us, back_us, hangs in outages
+        for change in (Change(at_us, False, node, hangs), Change(back_us, True, node))
+        if change.at_us < end_us // 1000 * 1000
+    ]
+    changes.sort(key=lambda change: change.at_us)
+    return Trace((*(Change(0, True, node) for node in nodes), *changes), end_us // 1000 * 1000)
+
+
+def _nodes_together(model: FailureModel, gpus_per_node: int) -> dict[FailureScope, int]:
+    """How many consecutive nodes fail together."""
+    gpus = {FailureScope.GPU: 1, FailureScope.MACHINE: model.gpus_per_machine, FailureScope.RACK: model.gpus_per_rack}
+    return {scope: max(1, num // gpus_per_node) for scope, num in gpus.items()}
+
+
+def _failures_of_group(
+    causes: Sequence[FailureCause], indices: range, num_gpus: int, end: int, draws: Iterator[float]
+) -> Iterator[DrawnFailure]:
+    """The failures of nodes that fail together: after a repair, the time to the next one begins anew."""
+    rate = sum(cause.per_gpu_day for cause in causes)
+    mtbf = max(1, round(_DAY_MS / (rate * num_gpus)))
+    at = _exponential_ms(draws, mtbf)
+    while at < end:
+        drawn, repair = next(draws) * rate, next(draws)
+        cause = next((one for one in causes if (drawn := drawn - one.per_gpu_day) < 0), causes[-1])
+        back = at + -(-cause.repair.draw_us(repair) // 1000)
+        yield DrawnFailure(at * 1000, back * 1000, cause, indices)
+        at = back + _exponential_ms(draws, mtbf)
 
 
 def quiet_trace(nodes: Sequence[str], end_us: int) -> Trace:

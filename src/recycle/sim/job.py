@@ -9,6 +9,7 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 from recycle.planner.profiles.estimate import LayerCost, estimate, layer_costs
+from recycle.sim.measured_model import MeasuredDevice, MeasuredModel
 from recycle.sim.model_layers import spread_layers
 
 COPIED_BYTES_PER_PARAMETER = 14  # bf16 weight, fp32 master weight and Adam's two moments; gradients are not copied
@@ -19,11 +20,12 @@ BYTES_PER_PARAMETER = 18  # bf16 weight, fp32 gradient, fp32 master weight and A
 class SimulatedJob:
     """A model in a shape. A worker is a node of `tensor_parallel` x `context_parallel` GPUs, and fails as a unit.
 
-    `scale` multiplies estimated times, so that the fault-free job is as fast as a measured one.
+    Its costs are estimated from a model and a GPU, or measured. `scale` multiplies estimated times, so that the fault-free job is
+    as fast as a measured one.
     """
 
-    model: ModelSpec
-    gpu: GpuSpec
+    model: ModelSpec | MeasuredModel
+    gpu: GpuSpec | MeasuredDevice
     shape: Shape
     tensor_parallel: int = 1
     scale: float = 1.0
@@ -39,15 +41,36 @@ class SimulatedJob:
         job.problem()  # refuses a model that does not fit
         return job
 
+    @staticmethod
+    def of_profile(
+        profile: Profile, shape: Shape, memory_bytes: int, microbatch: int | None = None, sequence: int = 0
+    ) -> "SimulatedJob":
+        """The job of a measured profile on devices of so much memory; `sequence` is the tokens of a sample, if known.
+
+        A micro-batch has as many samples as it was measured with, unless `microbatch` says it.
+        """
+        samples = microbatch or (profile.taken.samples if profile.taken else 1)
+        device = MeasuredDevice(profile.taken.machine if profile.taken else "device", memory_bytes, profile.peer_link)
+        job = SimulatedJob(MeasuredModel(profile, samples, sequence), device, shape)
+        job.problem()  # refuses a model that does not fit
+        return job
+
     def profile(self, num_stages: int | None = None) -> Profile:
         """The cost of each op if the model is cut into `num_stages` stages (default: those of the shape)."""
-        degrees = {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}
-        return _profile(self.model, self.gpu, num_stages or self.shape.num_stages, **degrees)
+        num_stages = num_stages or self.shape.num_stages
+        if isinstance(self.model, MeasuredModel):
+            return self.model.profile_with(num_stages)
+        return _profile(self.model, self.gpu, num_stages, **self._degrees)
 
     def profile_of(self, layers: tuple[int, ...]) -> Profile:
         """The cost of each op if the stages have so many transformer layers."""
-        degrees = {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}
-        return _profile(self.model, self.gpu, len(layers), layers=layers, **degrees)
+        if isinstance(self.model, MeasuredModel):
+            return self.model.profile_of(layers)
+        return _profile(self.model, self.gpu, len(layers), layers=layers, **self._degrees)
+
+    @property
+    def _degrees(self) -> dict[str, int]:
+        return {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}
 
     @property
     def base_layers(self) -> tuple[int, ...]:
@@ -62,10 +85,13 @@ class SimulatedJob:
     def problem(self, techniques: Techniques | None = None, shared_layers: int = 0) -> Problem:
         """The planning problem of the whole cluster, limited by the memory of its GPUs.
 
-        With shared layers, the boundaries of the stages lie where the work is divided most evenly.
+        With shared layers, the boundaries of the stages lie where the work is divided most evenly, or where they were measured.
         """
         if not shared_layers:
             return self.problem_of(self.profile(), techniques)
+        if isinstance(self.model, MeasuredModel):
+            return self.problem_of(self.profile(), techniques, shared_layers)
+        assert isinstance(self.gpu, GpuSpec)
         layers = spread_layers(self.model, self.gpu, self.shape.num_stages, self.tensor_parallel, self.context_parallel)
         return self.problem_of(self.profile_of(layers), techniques, shared_layers)
 
@@ -79,11 +105,18 @@ class SimulatedJob:
 
     @property
     def layers(self) -> tuple[LayerCost, ...]:
+        """The embedding, the transformer layers and the head."""
+        if isinstance(self.model, MeasuredModel):
+            return self.model.layer_costs()
         return _layers(self.model, self.gpu, self.tensor_parallel, self.context_parallel)
 
     @property
     def num_nodes(self) -> int:
         return self.shape.num_workers
+
+    @property
+    def gpus_per_worker(self) -> int:
+        return self.tensor_parallel * self.context_parallel
 
     @property
     def num_microbatches(self) -> int:

@@ -6,6 +6,7 @@ work that is lost. `trace_simulation` keeps time and accounts. A system's own st
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Protocol
 
 from recycle.core.cluster import Shape, Worker
@@ -38,7 +39,12 @@ class Members:
 
     @property
     def failed(self) -> frozenset[Worker]:
-        return frozenset(self.shape.workers()) - self.live
+        return _all_workers(self.shape) - self.live
+
+
+@lru_cache(maxsize=64)
+def _all_workers(shape: Shape) -> frozenset[Worker]:
+    return frozenset(shape.workers())
 
 
 class ChangeKind(Enum):
@@ -51,13 +57,17 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """The members after a change, the places that lost their node in it, and the places that got one."""
+    """The members after a change, the places that lost their node in it, and the places that got one.
+
+    If one of the lost nodes `hangs`, the job stands still until the system notices.
+    """
 
     at_us: int
     members: Members
     left: tuple[Worker, ...] = ()
     joined: tuple[Worker, ...] = ()
     kind: ChangeKind = ChangeKind.MEMBERS
+    hangs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

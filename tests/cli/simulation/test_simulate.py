@@ -64,6 +64,9 @@ def test_the_command_of_the_documents_works(documented: dict[str, Any]) -> None:
         "failures",
         "slowdowns",
         "seed",
+        "failure_model",
+        "spares",
+        "measured_constants",
         "systems",
     ]
     assert (documented["model"], documented["gpu"], documented["nodes"]) == ("gpt3-6.7b", "a100-80", 32)
@@ -85,6 +88,7 @@ def test_every_system_tells_the_same_kind_of_numbers(documented: dict[str, Any])
             "downs_us",
             "failures",
             "joins",
+            "paid",
             "goodput",
             "own_fault_free",
             "own_share",
@@ -343,7 +347,7 @@ SHAPE = "--pipelines 3 --stages 2 --microbatches 4"
 MODEL = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000"
 # (arguments, what the sentence says)
 WRONG = {
-    "no model": (f"--gpu a100-80 {SHAPE}", r"the following arguments are required: --model"),
+    "no model": (f"--gpu a100-80 {SHAPE}", r"--model is missing: give --model and --gpu"),
     "an unknown model": (f"--model gpt9 --gpu a100-80 {SHAPE}", r"no model is called 'gpt9': choose from gpt3-medium"),
     "an unknown GPU": (f"{MODEL} --gpu abacus {SHAPE}", r"no GPU is called 'abacus': choose from a100-40, a100-80"),
     "a model that does not fit": (
@@ -372,8 +376,11 @@ WRONG = {
     ),
     "a system twice": (f"{JOB} --systems ideal,recycle,ideal", r"ideal is named twice: name each system once"),
     "no system": (f"{JOB} --systems ,", r"no system is named: choose from recycle"),
-    "interval and trace": (f"{JOB} --interval 1h --trace trace.csv", r"--interval, --mtbf and --trace say the same thing"),
-    "interval and mtbf": (f"{JOB} --interval 1h --mtbf 1d", r"--interval, --mtbf and --trace say the same thing: give one"),
+    "interval and trace": (f"{JOB} --interval 1h --trace trace.csv", r"--interval and --trace say the same thing"),
+    "interval and mtbf": (
+        f"{JOB} --interval 1h --mtbf 1d",
+        r"--interval and --mtbf say the same thing, who fails when: give one",
+    ),
     "rejoin and trace": (f"{JOB} --rejoin 1h --trace trace.csv", r"a trace says itself who returns when: leave --rejoin out"),
     "no hours": (f"{JOB} --hours 0", r"--hours is 0.0, but it must be above 0 and at most ten years"),
     "negative hours": (f"{JOB} --hours=-6", r"--hours is -6.0, but it must be above 0"),
@@ -406,7 +413,10 @@ WRONG = {
         f"{JOB} --set oobleck.colour=57s",
         r"'oobleck.colour' is not a constant: this system has reconfigure",
     ),
-    "a constant of nobody": (f"{JOB} --set magic.pause=1s", r"'magic.pause' is not a constant: it begins with ready or one of"),
+    "a constant of nobody": (
+        f"{JOB} --set magic.pause=1s",
+        r"'magic.pause' is not a constant: it begins with ready, hang or one of",
+    ),
     "a constant without a value": (f"{JOB} --set ready", r"'ready' does not set a constant: write system.name=value"),
     "a constant without a unit": (f"{JOB} --set ready=7", r"'7' is not a duration"),
     "missing constants": (f"{JOB} --constants nowhere.toml", r"cannot read nowhere.toml: No such file or directory"),

@@ -83,6 +83,7 @@ def test_show_says_what_is_in_a_trace(folder: Path, capsys: pytest.CaptureFixtur
         "num_initial": 4,
         "num_nodes": 5,
         "num_failures": 2,
+        "num_hangs": 0,
         "num_joins": 2,
         "num_slow": 0,
         "num_slow_links": 0,

@@ -186,3 +186,9 @@ def test_slow_nodes_of_a_trace_are_refused_with_the_flag_that_slows_a_worker(tmp
     path = trace_file(tmp_path, EVERYBODY + "400,slow,W1_1,0.6,900\n# end 2000\n")
     with pytest.raises(UserError, match=r"has slow nodes, .* with --slow, such as W1_2@5-20:x0\.6$"):
         read("--trace", path)
+
+
+def test_nodes_of_a_trace_that_hang_are_refused_with_the_flag_that_stops_a_worker(tmp_path):
+    path = trace_file(tmp_path, EVERYBODY + "400,hang,W1_1\n# end 2000\n")
+    with pytest.raises(UserError, match=r"has nodes that hang, .* with --hang, such as W0_1@8$"):
+        read("--trace", path)

@@ -23,11 +23,11 @@ TEXT = """\
 def traces(draw):
     """Nodes that come and go at random, each only where it can."""
     names = draw(st.lists(st.text("abcé #-", min_size=1).filter(lambda name: name == name.strip()), min_size=1, unique=True))
-    steps = draw(st.lists(st.tuples(st.integers(0, 5000), st.sampled_from(names))))
+    steps = draw(st.lists(st.tuples(st.integers(0, 5000), st.sampled_from(names), st.booleans())))
     at_ms, present, changes = 0, {names[0]}, [Change(0, True, names[0])]
-    for wait_ms, name in steps:
+    for wait_ms, name, hangs in steps:
         at_ms += wait_ms
-        changes.append(Change(at_ms * 1000, name not in present, name))
+        changes.append(Change(at_ms * 1000, name not in present, name, hangs and name in present))
         present ^= {name}
     return Trace(tuple(changes), (at_ms + draw(st.integers(1, 5000))) * 1000)
 
@@ -46,6 +46,17 @@ def test_a_trace_without_an_end_ends_with_its_last_change():
 
 def test_spaces_blank_lines_and_comments_do_not_matter():
     assert Trace.parse(" 0 , add , a \r\n\r\n  # a remark\n5,remove,a") == Trace.parse("0,add,a\n5,remove,a\n")
+
+
+def test_a_node_that_hangs_leaves():
+    trace = Trace.parse("0,add,a\n0,add,b\n5,hang,a\n# end 10")
+    assert trace.later == (Change(5000, False, "a", hangs=True),)
+    assert (trace.num_failures, trace.num_hangs) == (1, 1)
+
+
+def test_a_node_cannot_hang_as_it_joins():
+    with pytest.raises(UserError, match="a node hangs when it leaves"):
+        Trace((Change(0, True, "a", hangs=True),), 1000)
 
 
 @given(traces())
@@ -123,7 +134,10 @@ WRONG = {
     "a present node joins": ("0,add,a\n5,add,a", r"a is added, but it is there already at 5 ms"),
     "ends before its last change": ("0,add,a\n5,remove,a\n# end 4", r"ends at 4 ms, before its last change at 5 ms"),
     "no time at all": ("0,add,a", r"ends at 0 ms, so there is no time to look at: add '# end MILLISECONDS'"),
-    "an unknown word": ("0,add,a\n5,dies,a", r"line 2 is '5,dies,a', but a change is written milliseconds,add\|remove,node"),
+    "an unknown word": (
+        "0,add,a\n5,dies,a",
+        r"line 2 is '5,dies,a', but a change is written milliseconds,add\|remove\|hang,node",
+    ),
     "two parts": ("0,add", r"line 1 is '0,add', but a change is written"),
     "four parts": ("0,add,a,b", r"line 1 is '0,add,a,b', but a change is written"),
     "no name": ("0,add, ", r"line 1 is '0,add,', but a change is written"),

@@ -62,6 +62,16 @@ def test_a_node_that_leaves_and_joins_within_its_time_to_get_ready_leaves_first(
     assert ready_changes(changes, 5) == [Change(10, False, "a"), Change(20, True, "a")]
 
 
+def test_nobody_begins_to_join_before_a_hang_is_noticed():
+    changes = [Change(10, False, "a", hangs=True), Change(10, True, "spare"), Change(12, False, "b"), Change(100, True, "b")]
+    assert ready_changes(changes, 5, 60) == [
+        Change(10, False, "a", hangs=True),
+        Change(12, False, "b"),
+        Change(75, True, "spare"),
+        Change(105, True, "b"),
+    ]
+
+
 def test_what_happens_at_one_time_is_one_event():
     names = ["W0_0", "W0_1", "W1_0", "W1_1"]
     start = tuple(Change(0, True, name) for name in names)

@@ -55,6 +55,31 @@ def test_whole_steps_count_and_the_one_that_the_end_cuts_short_does_not():
     assert spell_rows(spells(Scripted(()), trace(end_us=47))) == [(0, 47, "train", "", 16)]
 
 
+def hang_trace(at_us: int, node: str, end_us: int) -> Trace:
+    start = trace(end_us=end_us)
+    return Trace((*start.changes, Change(at_us, False, node, hangs=True)), end_us)
+
+
+def test_a_worker_that_hangs_holds_the_job_up_until_the_system_notices():
+    system = Scripted((PolicyDecision(STEP, (Pause("regroup", 7),), Loss.STEP),))
+    found = [one for one in simulate_trace(system, hang_trace(25, "W0_0", 100), SHAPE, 0, 30) if isinstance(one, Spell)]
+    assert spell_rows(found) == [
+        (0, 20, "train", "", 8),
+        (20, 25, "redo", "step in flight", 0),
+        (25, 55, "pause", "hang", 0),
+        (55, 62, "pause", "regroup", 0),
+        (62, 100, "train", "", 12),
+    ]
+
+
+def test_a_spare_that_hangs_holds_nobody_up():
+    system = Scripted((PolicyDecision(STEP, (), Loss.NOTHING, keeps_unfinished=True),))
+    start = trace(end_us=100)
+    given_trace = Trace((*start.changes, Change(0, True, "node7"), Change(25, False, "node7", hangs=True)), 100)
+    found = simulate_trace(system, given_trace, SHAPE, 0, 30)
+    assert [event.state for event in found if isinstance(event, Spell)] == ["train", "train"]
+
+
 def test_a_failure_throws_away_the_step_in_flight_and_pauses_the_job():
     system = Scripted((PolicyDecision(SteadyState(20, 4), (Pause("regroup", 7),), Loss.STEP),))
     found = spells(system, trace(25, end_us=75))

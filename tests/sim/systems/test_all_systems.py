@@ -31,14 +31,14 @@ DEFAULT = Constants.for_model(1e9)
 
 def hasty(constants):
     """The same without any pause, so that no pause hides a system that is faster than can be."""
-    tables = {item.name: getattr(constants, item.name) for item in fields(constants) if item.name != "ready_us"}
+    tables = {item.name: getattr(constants, item.name) for item in fields(constants) if not item.name.endswith("_us")}
     times = {name: [item.name for item in fields(table) if item.name.endswith("_us")] for name, table in tables.items()}
     without = {name: replace(table, **dict.fromkeys(times[name], 0)) for name, table in tables.items()}
     # ReCycle and restarts still look back to a checkpoint, else they would never lose anything.
     without["recycle"] = replace(without["recycle"], checkpoint_interval_us=20 * SECOND)
     without["checkpoint_restart"] = replace(without["checkpoint_restart"], checkpoint_interval_us=20 * SECOND)
     without["varuna"] = replace(without["varuna"], checkpoint_interval_us=20 * SECOND)
-    return replace(constants, **without, ready_us=0)
+    return replace(constants, **without, ready_us=0, hang_us=0)
 
 
 CONSTANTS = {
@@ -67,7 +67,7 @@ def system(tmp_path_factory):
 
 @st.composite
 def campaigns(draw):
-    """A shape, constants, and any trace: workers and spares leave and join, several at once, also all; some begin with nobody."""
+    """A shape, constants, and any trace: workers and spares leave, hang and join, several at once; some begin with nobody."""
     shape = draw(st.sampled_from(SHAPES))
     names = [*map(str, shape.workers()), *(f"node{number}" for number in range(draw(st.integers(0, NUM_SPARES))))]
     first_ms = draw(st.sampled_from((0, 0, 0, 7_000)))
@@ -77,7 +77,8 @@ def campaigns(draw):
     for at_ms in sorted(draw(st.lists(st.integers(first_ms, end_ms), max_size=8))):
         flips = draw(st.one_of(st.just(sorted(present)), st.lists(st.sampled_from(names), min_size=1, max_size=4)))
         for name in flips:
-            changes.append(Change(at_ms * 1000, name not in present, name))
+            hangs = name in present and draw(st.booleans())
+            changes.append(Change(at_ms * 1000, name not in present, name, hangs))
             present ^= {name}
     return shape, draw(st.sampled_from(sorted(CONSTANTS))), Trace(tuple(changes), end_ms * 1000)
 
@@ -90,7 +91,8 @@ def named(first, *changes, end_s):
 
 def run(system, campaign, name):
     shape, constants, trace = campaign
-    return simulate_trace(system(name, shape, constants), trace, shape, CONSTANTS[constants].ready_us)
+    given = CONSTANTS[constants]
+    return simulate_trace(system(name, shape, constants), trace, shape, given.ready_us, given.hang_us_of(name))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -4,6 +4,7 @@ import pytest
 
 from recycle.core.errors import UserError
 from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import SYSTEMS
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,16 @@ def test_one_constant_changes_and_no_other():
     assert after.oobleck.faults == 5
     assert after.bamboo == before.bamboo
     assert after.recycle.detect_us == before.recycle.detect_us
+
+
+def test_a_hang_takes_as_long_as_a_system_has_a_time_out_for_it():
+    made = Constants.for_model(1e9)
+    seconds = {name: made.hang_us_of(name) / 10**6 for name in SYSTEMS}
+    assert {seconds[name] for name in ("recycle", "recycle-rerouting", "elaswave", "resihp", "odyssey-rerouting")} == {10}
+    assert {seconds[name] for name in ("oobleck", "varuna", "checkpoint-restart", "checkpoint-restart-spare")} == {600}
+    assert (seconds["replica-drop"], seconds["ideal"], seconds["fault-scaled"]) == (60, 0, 0)
+    changed = made.with_values(["hang=2m", "recycle.hang=3s"])
+    assert (changed.hang_us_of("varuna"), changed.hang_us_of("recycle")) == (120_000_000, 3_000_000)
 
 
 def test_a_file_has_a_table_for_each_system(tmp_path):

@@ -5,29 +5,33 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from recycle.cli import arguments
+from recycle.cli.simulation.constants_options import add_constants_option, constants_note, constants_of_run, job_constants
+from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
+from recycle.cli.simulation.job_options import add_job_options, profile_note, read_simulated_job
 from recycle.cli.simulation.seed_output import seed_json, seed_text
-from recycle.cli.simulation.slow_options import SLOW_OPTIONS, add_slow_options, read_slowdowns
 from recycle.cli.terminal import progress_bar
-from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Started
 from recycle.core.events.record_file import write_record
 from recycle.core.events.trace import Trace
 from recycle.core.files import refuse_other_suffix, refuse_unwritable, write_bytes
-from recycle.core.units import format_duration, parse_duration_us
+from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics, measure
+from recycle.report.record.prices import PaidRun, paid_table, refuse_price
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
-from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
+from recycle.sim.campaign.spares import paid_workers
 from recycle.sim.job import SimulatedJob
-from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
 systems: {", ".join(SYSTEMS)}
+
+{FAILURE_MODELS_HELP}
 
 examples:
   a worker dies every half hour and none returns
@@ -44,6 +48,11 @@ examples:
   elastic cuts beside re-routing and whole layers that move, while workers and links are slow as often as published
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --slow published \\
       --slow-links published --systems recycle,recycle-rerouting,elaswave,resihp,odyssey --hours 24
+  failures as often as when Llama 3 was trained, four spare workers, and what a million tokens cost
+    recycle simulate --model llama-3-70b --gpu h100 --tensor-parallel 8 --pipelines 16 --stages 8 --microbatches 32 \\
+      --failures llama3 --spares 4 --gpu-price 2.50 --hours 720
+  your own model by its measured profile, on devices of 80 GiB
+    recycle simulate --profile profile.json --memory 80GiB --pipelines 8 --stages 4 --microbatches 16 --mtbf 30d --rejoin 2h
   ten random months, with means and 90 % intervals
     recycle simulate --model gpt-76.1b,microbatch=4 --gpu h100 --tensor-parallel 8 --pipelines 16 --stages 8 --microbatches 28 \\
       --mtbf 264d --rejoin 24h --hours 720 --seeds 10 --systems recycle,replica-drop-zb,checkpoint-restart-spare-zb
@@ -56,31 +65,19 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     description = "Compare the throughput of ReCycle and of other systems while workers fail and return."
     parser = arguments.add_command(subparsers, "simulate", run_simulate, summary, description, _EXAMPLES)
     job = parser.add_argument_group("the job")
-    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
-    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
-    arguments.add_shape_options(job)
-    job.add_argument("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker (default: 1)")
-    about = "groups of such GPUs in a worker that divide every sequence (default: 1)"
-    job.add_argument("--context-parallel", type=int, default=1, metavar="C", help=about)
+    add_job_options(job)
     shared = "layers that neighbouring stages of ReCycle share, for elastic cuts (default: auto, the best of 0 to 2)"
     job.add_argument("--shared-layers", default="auto", metavar="K", help=shared)
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
-    changes = parser.add_argument_group("failures")
-    changes.add_argument("--interval", metavar="TIME", help="one worker at random fails every so often: 30m, 2h")
-    changes.add_argument("--mtbf", metavar="TIME", help="or each worker fails at random, once in so long on average: 90d")
-    changes.add_argument("--rejoin", metavar="TIME", help="a failed worker comes back after so long (default: never)")
-    arguments.add_file_options(changes, trace="or a trace, as 'recycle trace make' writes it")
-    add_slow_options(changes)
-    changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
-    changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
-    about = "simulate N seeds, from that one on: means with 90 %% intervals (default: 1)"
-    changes.add_argument("--seeds", type=int, default=1, metavar="N", help=about)
+    add_failure_options(parser.add_argument_group("failures"))
     assumptions = parser.add_argument_group("assumptions")
-    arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
+    add_constants_option(assumptions)
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
     assumptions.add_argument("--fault-free", type=float, metavar="SAMPLES/S", help=about)
+    about = "what a GPU costs an hour: gives the cost of a million tokens, spares among what is paid for"
+    assumptions.add_argument("--gpu-price", type=float, metavar="PRICE", help=about)
     output = parser.add_argument_group("output")
     arguments.add_file_options(output, plot="a PNG of throughput over time")
     output.add_argument("--records", type=Path, metavar="FOLDER", help="the record of every system, as lines of JSON")
@@ -96,8 +93,10 @@ def add_cache_options(options: argparse._ActionsContainer) -> None:
 
 def run_simulate(args: argparse.Namespace) -> None:
     names = parse_systems(args.systems)
+    if args.gpu_price is not None:
+        refuse_price(args.gpu_price)
     context = make_context(args)
-    traces = [_trace(argparse.Namespace(**{**vars(args), "seed": seed}), context.job) for seed in _seeds(args)]
+    traces = [read_trace(argparse.Namespace(**{**vars(args), "seed": seed}), context.job) for seed in _seeds(args)]
     refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
@@ -121,12 +120,8 @@ def _seeds(args: argparse.Namespace) -> range:
 
 
 def make_context(args: argparse.Namespace) -> SystemContext:
-    shape = Shape(args.pipelines, args.stages, args.microbatches)
-    job = SimulatedJob.of(args.model, args.gpu, shape, args.tensor_parallel, context_parallel=args.context_parallel)
-    constants = Constants.for_model(job.model.num_parameters)
-    if args.constants:
-        constants = constants.with_file(args.constants)
-    context = SystemContext(job, constants.with_values(args.set), cache_folder(args), shared_layers=_shared_layers(args, job))
+    job = read_simulated_job(args)
+    context = SystemContext(job, job_constants(args, job), cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:
         return context
@@ -164,31 +159,15 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:
-    if sum(given is not None for given in (args.interval, args.mtbf, args.trace)) > 1:
-        raise UserError("--interval, --mtbf and --trace say the same thing: give one of them")
-    if args.hours is not None and not 0 < args.hours <= 24 * 3650:
-        raise UserError(f"--hours is {args.hours}, but it must be above 0 and at most ten years")
-    if args.trace:
-        if args.rejoin is not None:
-            raise UserError("a trace says itself who returns when: leave --rejoin out")
-        if any(getattr(args, option) is not None for option in SLOW_OPTIONS):
-            raise UserError("a trace says itself who is slow when: leave --slow, --slow-links and --drift out")
-        trace = Trace.load(args.trace)
-        return trace if args.hours is None else trace.until(round(args.hours * 3.6e9))
-    end_us = round((6 if args.hours is None else args.hours) * 3.6e9)
-    nodes = failure_traces.worker_names(job.shape.num_pipelines, job.shape.num_stages)
-    return _failures(args, nodes, end_us).with_slowdowns(read_slowdowns(args, nodes, end_us))
-
-
-def _failures(args: argparse.Namespace, nodes: tuple[str, ...], end_us: int) -> Trace:
-    rejoin_us = parse_duration_us(args.rejoin) if args.rejoin is not None else None
-    if args.mtbf is not None:
-        return failure_traces.poisson_trace(nodes, parse_duration_us(args.mtbf), end_us, args.seed, rejoin_us)
-    if args.interval is None and args.rejoin is not None:
-        raise UserError("--rejoin says when failed workers return, but none fails: give --interval or --mtbf, too")
-    interval_us = parse_duration_us(args.interval) if args.interval is not None else end_us
-    return failure_traces.periodic_trace(nodes, interval_us, end_us, args.seed, rejoin_us)
+def _paid(args: argparse.Namespace, job: SimulatedJob, traces: list[Trace], runs: dict[str, list[Metrics]]) -> dict[str, PaidRun]:
+    """What is paid for: the GPUs of all workers and spares, all the time; throughput is the mean over the seeds."""
+    workers = {name: max(paid_workers(name, trace, job.num_nodes, args.spares) for trace in traces) for name in runs}
+    return {
+        name: PaidRun(
+            fmean(run.throughput for run in seeds), workers[name] * job.gpus_per_worker, job.model.sequence, args.gpu_price
+        )
+        for name, seeds in runs.items()
+    }
 
 
 def _write(args: argparse.Namespace, records: dict[str, list[list[Event]]], context: SystemContext, fault_free: float) -> None:
@@ -219,7 +198,8 @@ def _title(job: SimulatedJob) -> str:
 def _json(
     args: argparse.Namespace, context: SystemContext, traces: list[Trace], rates: FaultFreeRates, runs: dict[str, list[Metrics]]
 ) -> str:
-    job, trace = context.job, traces[0]
+    job, trace, measured = context.job, traces[0], constants_of_run(args)
+    paid = _paid(args, job, traces, runs)
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
@@ -232,11 +212,24 @@ def _json(
         "failures": trace.num_failures,
         "slowdowns": len(trace.slowdowns),
         "seed": None if args.trace else args.seed,
+        "failure_model": args.failures,
+        "spares": args.spares,
+        "measured_constants": measured.to_json(job.num_nodes) if measured else None,
     }
     if args.seeds > 1:
         counts = {"failures": [one.num_failures for one in traces], "slowdowns": [len(one.slowdowns) for one in traces]}
-        return json.dumps({**facts, **counts, "seeds": args.seeds, "systems": seed_json(runs, rates)})
-    systems = {name: {**run.to_json(), **_shares(name, run, rates)} for name, (run,) in runs.items()}
+        return json.dumps(
+            {
+                **facts,
+                **counts,
+                "seeds": args.seeds,
+                "paid": {name: one.to_json() for name, one in paid.items()},
+                "systems": seed_json(runs, rates),
+            }
+        )
+    systems = {
+        name: {**run.to_json(), "paid": paid[name].to_json(), **_shares(name, run, rates)} for name, (run,) in runs.items()
+    }
     return json.dumps({**facts, "systems": systems})
 
 
@@ -256,11 +249,14 @@ def _text(
     baseline = f"fault-free 1F1B {rates.one_f_one_b:.4g} samples/s, {context.job.samples_per_step} samples a step"
     lines = [
         _title(context.job),
+        *filter(None, (profile_note(context.job), constants_note(args, context.job))),
         f"{_counts(traces[0])}; {baseline}" if args.seeds == 1 else baseline,
         f"best fault-free schedule {rates.best:.4g} samples/s ({rates.best_schedule})",
         "shares: of fault-free 1F1B, of the system's own throughput without failures, of the best fault-free schedule",
     ]
     lines += seed_text(runs, rates) if args.seeds > 1 else _one_seed({name: run for name, (run,) in runs.items()}, rates)
+    if args.spares or args.gpu_price is not None:
+        lines += ["", aligned(paid_table(_paid(args, context.job, traces, runs)))]
     if args.plot:
         lines += ["", f"wrote {args.plot}{f', of seed {args.seed}' if args.seeds > 1 else ''}"]
     return "\n".join(lines)
@@ -269,6 +265,8 @@ def _text(
 def _counts(trace: Trace) -> str:
     num_joins = len(trace.later) - trace.num_failures
     counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
+    if trace.num_hangs:
+        counts += f", hangs: {trace.num_hangs}"
     return f"{counts}, slow: {len(trace.slowdowns)}" if trace.slowdowns else counts
 
 

@@ -16,6 +16,7 @@ from recycle.core.files import refuse_unwritable, write_bytes
 from recycle.core.units import format_duration, parse_duration_us, parse_share_or_count
 from recycle.report.figures.trace_chart import draw_strip, draw_trace_png
 from recycle.sim import failure_traces
+from recycle.sim.failure_model import parse_failure_model
 
 _OPTIONS_OF_KIND = {
     "none": (),
@@ -23,14 +24,16 @@ _OPTIONS_OF_KIND = {
     "poisson": ("mtbf",),
     "bursts": ("interval", "burst"),
     "racks": ("mtbf", "rack"),
+    "model": ("failures", "gpus"),
 }
-_EXAMPLE_OF_OPTION = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4"}
+_NOT_NEEDED = ("burst", "gpus")
+_EXAMPLE_OF_OPTION = {"interval": "30m", "mtbf": "30d", "burst": "25%", "rack": "4", "failures": "llama3", "gpus": "8"}
 _EXAMPLES = """\
 examples:
   recycle trace make --kind every --pipelines 4 --stages 8 --interval 30m --hours 6 --out trace.csv
   recycle trace show trace.csv"""
 _MAKE_DESCRIPTION = """\
-Make a trace: a line 'milliseconds,add|remove,node' for each node that joins or leaves, and a line
+Make a trace: a line 'milliseconds,add|remove|hang,node' for each node that joins, leaves or hangs, and a line
 'milliseconds,slow|slow-link,node,speed,milliseconds' for each time in which a node or its link is slow.
 
   none     no node leaves; for traces of slow nodes
@@ -39,6 +42,8 @@ Make a trace: a line 'milliseconds,add|remove,node' for each node that joins or 
   bursts   like spot instances: up to --burst nodes leave together, each --interval on average; with --rejoin they
            come back a few at a time, the first after that time
   racks    each --rack nodes in a row leave together, and come back together; --mtbf is that of a rack
+  model    GPUs, machines and racks fail, hang and are repaired as published: --failures llama3, see
+           'recycle simulate --help'; a node has --gpus GPUs
 
 The same seed makes the same trace on every machine, and a longer one begins like a shorter one."""
 _MAKE_EXAMPLES = """\
@@ -54,7 +59,9 @@ examples:
   nobody fails, but workers and links are slow as often as published
     recycle trace make --kind none --pipelines 4 --stages 8 --slow published --slow-links published --days 1 --out slow.csv
   racks of 8 that lose power once in a year
-    recycle trace make --kind racks --nodes 128 --rack 8 --mtbf 365d --rejoin 6h --days 90 --out trace.csv"""
+    recycle trace make --kind racks --nodes 128 --rack 8 --mtbf 365d --rejoin 6h --days 90 --out trace.csv
+  1,024 machines of 8 GPUs that fail as often as when Llama 3 was trained
+    recycle trace make --kind model --failures llama3 --nodes 1024 --gpus 8 --days 30 --out trace.csv"""
 _SHOW_EXAMPLES = """\
 examples:
   recycle trace show trace.csv
@@ -84,6 +91,8 @@ def _add_make_parser(actions: Subparsers) -> None:
     times.add_argument("--mtbf", metavar="TIME", help="mean time between failures of a node (poisson) or a rack (racks)")
     times.add_argument("--burst", metavar="N|P%", help="the most nodes that leave together (bursts; default: 25%%)")
     times.add_argument("--rack", type=int, metavar="N", help="nodes of a rack (racks)")
+    times.add_argument("--failures", metavar="MODEL", help="the failure model (model), such as llama3 or rsc1,repair=12h")
+    times.add_argument("--gpus", type=int, metavar="N", help="GPUs of a node (model; default: 8)")
     times.add_argument("--rejoin", metavar="TIME", help="how long a node is away (default: for good)")
     add_slow_options(parser.add_argument_group("slow nodes"))
     length = parser.add_mutually_exclusive_group(required=True)
@@ -126,6 +135,11 @@ def _failures(args: argparse.Namespace, nodes: tuple[str, ...], end_us: int) -> 
         if rejoin_us is not None:
             raise UserError("--rejoin says when failed nodes return, but with --kind none no node fails: leave it out")
         return failure_traces.quiet_trace(nodes, end_us)
+    if args.kind == "model":
+        if rejoin_us is not None:
+            raise UserError("a failure model says itself when failed nodes are back: leave --rejoin out, or write repair=12h")
+        model, num_gpus = parse_failure_model(args.failures), 8 if args.gpus is None else args.gpus
+        return failure_traces.model_trace(model, nodes, num_gpus, end_us, args.seed)
     if args.kind == "bursts":
         most = max(1, len(nodes) // 4) if args.burst is None else parse_share_or_count(args.burst, len(nodes))
         return failure_traces.burst_trace(nodes, most, parse_duration_us(args.interval), end_us, args.seed, rejoin_us)
@@ -140,7 +154,7 @@ def _refuse_other_options(args: argparse.Namespace) -> None:
     takes = _OPTIONS_OF_KIND[args.kind]
     for option, example in _EXAMPLE_OF_OPTION.items():
         is_given = getattr(args, option) is not None
-        if option in takes and not is_given and option != "burst":
+        if option in takes and not is_given and option not in _NOT_NEEDED:
             raise UserError(f"--kind {args.kind} needs --{option}: give it, such as --{option} {example}")
         if option not in takes and is_given:
             wanted = " and ".join(f"--{name}" for name in takes) or "none of them"
@@ -166,7 +180,7 @@ def _end_us(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace) -> str:
     """The command that makes the same trace, as a comment in the file."""
-    failures = ("kind", "pipelines", "stages", "nodes", "interval", "mtbf", "burst", "rack", "rejoin")
+    failures = ("kind", "pipelines", "stages", "nodes", "interval", "mtbf", "burst", "rack", "failures", "gpus", "rejoin")
     names = (*failures, *SLOW_OPTIONS, "hours", "days", "seed")
     given = {name.replace("_", "-"): value for name in names if (value := getattr(args, name)) is not None}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value).removesuffix(".0"))]
@@ -197,6 +211,7 @@ def _facts(trace: Trace) -> dict[str, Any]:
         "num_initial": len(trace.initial),
         "num_nodes": len({change.node for change in trace.changes}),
         "num_failures": failures,
+        "num_hangs": trace.num_hangs,
         "num_joins": sum(change.joins for change in trace.later),
         "fewest_live": min(count for _, count in steps),
         "most_live": max(count for _, count in steps),
@@ -215,6 +230,8 @@ def _summary(trace: Trace) -> list[str]:
     if facts["num_failures"]:
         failures += f", one every {format_duration(facts['mean_between_failures_us'])}"
         failures += f"; a node lives {format_duration(facts['mean_between_failures_of_a_node_us'])} on average"
+    if facts["num_hangs"]:
+        failures += f"; {facts['num_hangs']:,} of them hang"
     slow = f"slow      {facts['num_slow']:,} times a node, {facts['num_slow_links']:,} times a link"
     return [
         f"nodes     {facts['num_initial']:,} at the start, {facts['num_nodes']:,} in all",

@@ -68,6 +68,11 @@ def _read_trace(path: Path, shape: Shape, dead: frozenset[Worker]) -> Trace:
             f"the trace {path} has slow nodes, which a real run does not play by the clock: leave them out, and give them by "
             "step with --slow, such as W1_2@5-20:x0.6"
         )
+    if trace.num_hangs:
+        raise UserError(
+            f"the trace {path} has nodes that hang, which a real run does not play by the clock: let them be removed, or give "
+            "them by step with --hang, such as W0_1@8"
+        )
     workers = {str(worker): worker for worker in shape.workers()}
     for change in trace.changes:
         if change.node not in workers:

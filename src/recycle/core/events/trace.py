@@ -7,6 +7,8 @@ Its text form is that of public spot-instance traces, one change a line, `millis
     600000,slow,W0_0,0.6,1200000
     1800000,remove,W0_0
 
+A node that hangs, `milliseconds,hang,node`, leaves too, but without a word: its connections stay open, and it answers nobody.
+
 Lines that begin with # are comments, except `# end <milliseconds>`, which is when the trace ends.
 """
 
@@ -19,18 +21,28 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import write_text
 
 _MOST_MS = 10**12  # 30 years
-_WORDS = {"add": True, "remove": False}
+_HANG = "hang"
+_WORDS = {"add": True, "remove": False, _HANG: False}
 _SLOW_WORDS = {"slow": False, "slow-link": True}
 _LEAST_SPEED = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A node that joins or leaves. Nodes that join at time 0 are there from the start."""
+    """A node that joins or leaves. Nodes that join at time 0 are there from the start.
+
+    A node that leaves because it `hangs` does so unnoticed.
+    """
 
     at_us: int
     joins: bool
     node: str
+    hangs: bool = False
+
+    @property
+    def word(self) -> str:
+        """The word of this change in the text form of a trace."""
+        return _HANG if self.hangs else "add" if self.joins else "remove"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,8 @@ class Trace:
                 )
             if change.at_us < before_us:
                 raise UserError(f"{change.node} changes {when}, after a change at {before_us // 1000} ms: sort the trace by time")
+            if change.joins and change.hangs:
+                raise UserError(f"{change.node} joins and hangs {when}: a node hangs when it leaves")
             if change.joins == (change.node in present):
                 problem = "is added, but it is there already" if change.joins else "is removed, but it is not there"
                 raise UserError(
@@ -133,6 +147,10 @@ class Trace:
         return sum(not change.joins for change in self.later)
 
     @property
+    def num_hangs(self) -> int:
+        return sum(change.hangs for change in self.later)
+
+    @property
     def num_outages(self) -> int:
         """The number of times at which nodes fail: nodes that leave at the same time count once."""
         return len({change.at_us for change in self.later if not change.joins})
@@ -148,9 +166,8 @@ class Trace:
         return Trace(self.changes, self.end_us, tuple(merged))
 
     def dumps(self, comments: Iterable[str] = ()) -> str:
-        words = {joins: word for word, joins in _WORDS.items()}
         lines = [f"# {comment}" for comment in comments]
-        body = [(change.at_us, f"{change.at_us // 1000},{words[change.joins]},{change.node}") for change in self.changes]
+        body = [(change.at_us, f"{change.at_us // 1000},{change.word},{change.node}") for change in self.changes]
         body += [(slow.start_us, _slow_line(slow)) for slow in self.slowdowns]
         lines += [line for _, line in sorted(body, key=lambda item: item[0])]
         return "\n".join([*lines, f"# end {self.end_us // 1000}"]) + "\n"
@@ -206,10 +223,10 @@ def _read_change(body: str, number: int) -> Change:
     parts = [part.strip() for part in body.split(",")]
     if len(parts) != 3 or parts[1] not in _WORDS or not parts[2]:
         raise UserError(
-            f"line {number} is {shortened(body)}, but a change is written milliseconds,add|remove,node, "
+            f"line {number} is {shortened(body)}, but a change is written milliseconds,add|remove|hang,node, "
             "such as 1800000,remove,W1_2, and a slowdown like 600000,slow,W1_2,0.6,1200000"
         )
-    return Change(_read_ms(parts[0], number), _WORDS[parts[1]], parts[2])
+    return Change(_read_ms(parts[0], number), _WORDS[parts[1]], parts[2], parts[1] == _HANG)
 
 
 def _read_slowdown(parts: list[str], number: int) -> Slowdown:

@@ -16,6 +16,7 @@ from recycle.core.events.trace import Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.host.parallel_map import parallel_map
 from recycle.sim.campaign.placement import membership_changes
+from recycle.sim.campaign.spares import spare_names, with_spares
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
@@ -56,6 +57,7 @@ def simulate(
     constants: Constants | None = None,
     folder: Path | None = None,
     shared_layers: int | None = None,
+    spares: int = 0,
 ) -> dict[str, list[Event]]:
     """Simulate training systems over one failure trace.
 
@@ -66,6 +68,7 @@ def simulate(
         constants: Pauses and checkpoint costs of all systems; the default depends on the size of the model.
         folder: Where plans and records are cached; nothing is cached without it.
         shared_layers: How many layers neighbouring stages of ReCycle share; by default the best of 0 to 2 by its plans.
+        spares: Workers beside those of the trace that wait, and take the places of failed ones when they are ready.
 
     Returns:
         The record of each system, by name: its events from the start to the end of the trace. `recycle.measure` sums one up.
@@ -86,6 +89,7 @@ def simulate(
     constants = constants or Constants.for_model(job.model.num_parameters)
     context = SystemContext(job, constants, folder, shared_layers=shared_layers)
     names = parse_systems(systems)
+    trace = with_spares(trace, job.num_nodes, spare_names(spares))
     return dict(zip(names, run_cases([Case(name, context, trace) for name in names]), strict=True))
 
 
@@ -121,7 +125,8 @@ def _prepare(cases: Sequence[Case]) -> None:
 def _simulate_case(case: Case) -> list[Event]:
     mtbf_us = case.trace.end_us // max(1, case.trace.num_outages)
     system = SYSTEMS[case.system](replace(case.context, mtbf_us=mtbf_us))
-    record = simulate_trace(system, case.trace, case.context.job.shape, case.context.constants.ready_us)
+    constants = case.context.constants
+    record = simulate_trace(system, case.trace, case.context.job.shape, constants.ready_us, constants.hang_us_of(case.system))
     if case.path:
         write_record(case.path, record)
     return record

@@ -14,9 +14,12 @@ from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.policy import DOWN, ChangeKind, Loss, MembershipChange, Pause, PolicyDecision, System
 
 
-def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0) -> list[Event]:
-    """Return the record of `system` from the start to the end of `trace`; an added node is used `ready_us` later."""
-    changes = membership_changes(trace, shape, ready_us)
+def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0, hang_us: int = 0) -> list[Event]:
+    """Return the record of `system` from the start to the end of `trace`.
+
+    An added node is used `ready_us` later. If a worker hangs, the job stands still for `hang_us` before the system answers.
+    """
+    changes = membership_changes(trace, shape, ready_us, hang_us)
     first = next(changes)
     job = _JobTimeline(first.members.num_live)
     decision = system.begin(first.members)
@@ -32,6 +35,8 @@ def simulate_trace(system: System, trace: Trace, shape: Shape, ready_us: int = 0
         if change:
             members = change.members
             decision = system.change(change, decision.state)
+            if change.hangs and hang_us and not job.is_down:
+                decision = replace(decision, pauses=(Pause("hang", hang_us), *decision.pauses))
             job.num_live = members.num_live
             job.apply(decision)
     return [*_changed_events(trace), *job.finish()]
@@ -63,10 +68,21 @@ class _JobTimeline:
         self._committed: list[Spell] = []
         self._uncommitted: list[Spell] = []
 
+    @property
+    def is_down(self) -> bool:
+        return self._steady_state.is_down
+
+    @property
+    def _has_unsaved_work(self) -> bool:
+        """Whether there is anything that a checkpoint would save: steps since the last one, or the step in flight."""
+        return bool(self._in_step_us) or any(spell.state == "train" for spell in self._uncommitted)
+
     def apply(self, decision: PolicyDecision) -> None:
         """Discard the work that the decision loses, and switch to its pauses and its steady state."""
         unfinished = self._pauses if decision.keeps_unfinished else []
-        self._pauses = [*decision.pauses, *unfinished]
+        is_saved = decision.secures and not self._has_unsaved_work
+        pauses = [pause for pause in decision.pauses if not (is_saved and pause.cause == "checkpoint")]
+        self._pauses = [*pauses, *unfinished]
         if decision.loses is Loss.NOTHING and self._in_step_us and not self._steady_state.is_down:
             self._next = decision
             return

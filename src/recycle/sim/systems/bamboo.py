@@ -34,6 +34,7 @@ from recycle.core.profile import Profile
 from recycle.core.units import format_bytes
 from recycle.planner.profiles.estimate import estimate
 from recycle.sim.job import BYTES_PER_PARAMETER, SimulatedJob
+from recycle.sim.measured_model import MeasuredDevice, MeasuredModel
 from recycle.sim.one_f_one_b import latencies_us, pipeline_us
 from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
 
@@ -185,11 +186,17 @@ def step_time_us(profile: Profile, num_microbatches: int, num_pipelines: int) ->
     return pipeline_us(profile, num_microbatches) + exposed_us + finish_us
 
 
+def _stored_scores(job: SimulatedJob, num_stages: int) -> Profile:
+    """The profile of a model whose attention stores its scores; a measured model stores what it was measured with."""
+    if isinstance(job.model, MeasuredModel) or isinstance(job.gpu, MeasuredDevice):
+        return job.profile(num_stages)
+    return estimate(job.model, job.gpu, num_stages, job.tensor_parallel, flash=False, context_parallel=job.context_parallel)
+
+
 @lru_cache(maxsize=64)
 def _memory_bytes(job: SimulatedJob, num_stages: int) -> int:
     """The memory of the fullest GPU: its own stage and the next one, each as in 1F1B."""
-    profile = estimate(job.model, job.gpu, num_stages, job.tensor_parallel, flash=False, context_parallel=job.context_parallel)
-    stages = profile.stages
+    stages = _stored_scores(job, num_stages).stages
     held = [
         round(stage.static_bytes * _FP32_STATE_BYTES / BYTES_PER_PARAMETER)
         + stage.activation_bytes * _FP32_OVER_BF16 * min(num_stages - number, job.num_microbatches)

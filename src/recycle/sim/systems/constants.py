@@ -18,6 +18,7 @@ _RECONFIGURE_MS = (3_000, 6_000, 10_000)  # Oobleck
 _REBALANCE_MS = (100_000, 230_000, 450_000)  # Bamboo
 _CHECKPOINT_MS = (11_200, 50_000, 120_000)  # Varuna
 _RESTART_MS = (78_700, 515_000, 701_000)  # Varuna, a checkpoint included
+_NEVER_PAUSE = ("ideal", "fault-scaled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class RecycleConstants:
     checkpoint_interval_us: int = 1800 * _SECOND
     notice_steps: int = 10
     moves: bool = True
+    hang_us: int = 10 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class ReplicaDropConstants:
     """The pause for a new quorum and new communicators."""
 
     reconfigure_us: int = 10 * _SECOND
+    hang_us: int = 60 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class ElasWaveConstants:
     regroup_us: int = _SECOND
     hidden_percent: int = 51
     clock_percent: int = 100
+    hang_us: int = 10 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class OdysseyConstants:
     detect_us: int = _SECOND
     regroup_us: int = 5 * _SECOND
     plan_us: int = _SECOND // 2
+    hang_us: int = 10 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,16 @@ class ResiHPConstants:
     threshold_percent: int = 25
     notice_steps: int = 10
     gpu_failures: bool = False
+    hang_us: int = 10 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of all systems, and the time until an added node can be used, which is the same for all."""
+    """The constants of all systems, and those that are the same for all.
+
+    `ready_us` is the time until an added node can be used. `hang_us` is the time until a job notices that a worker hangs, for
+    systems that have no such constant of their own.
+    """
 
     oobleck: OobleckConstants
     bamboo: BambooConstants
@@ -119,6 +129,7 @@ class Constants:
     replica_drop: ReplicaDropConstants = field(default_factory=ReplicaDropConstants)
     checkpoint_restart: CheckpointConstants = field(default_factory=CheckpointConstants)
     ready_us: int = 45 * _SECOND
+    hang_us: int = 600 * _SECOND
 
     @staticmethod
     def for_model(num_parameters: float) -> "Constants":
@@ -160,10 +171,24 @@ class Constants:
         system, dot, key = name.replace("-", "_").partition(".")
         if not dot and system == "ready":
             return replace(self, ready_us=_duration(name, value))
-        known = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "ready_us"}
+        if not dot and system == "hang":
+            return replace(self, hang_us=_duration(name, value))
+        known = self._tables()
         if system not in known:
-            raise UserError(f"{name!r} is not a constant: it begins with ready or one of {', '.join(_dashed(known))}")
+            raise UserError(f"{name!r} is not a constant: it begins with ready, hang or one of {', '.join(_dashed(known))}")
         return replace(self, **{system: _with_field(name, known[system], key, value)})
+
+    def hang_us_of(self, system: str) -> int:
+        """How long the system of this name takes to notice that a worker hangs; variants have the constants of their system."""
+        if system in _NEVER_PAUSE:
+            return 0
+        tables = self._tables()
+        base = next((name for name in tables if system.replace("-", "_").startswith(name)), "")
+        return int(getattr(tables.get(base), "hang_us", self.hang_us))
+
+    def _tables(self) -> dict[str, Any]:
+        """The constants of each system."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("ready_us", "hang_us")}
 
 
 def young_us(checkpoint_us: int, mtbf_us: int) -> int:

@@ -15,6 +15,7 @@ shortens the step by `LEAST_GAIN` at least and wins more than it costs within `S
 on.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,8 +60,9 @@ class _Holders:
     steady_state: SteadyState = DOWN
 
     def counts(self, num_stages: int) -> list[int]:
-        held = [stage for worker, stage in self.stage_of.items() if worker not in self.left_out]
-        return [held.count(stage) for stage in range(num_stages)]
+        held = Counter(self.stage_of.values())
+        held.subtract(self.stage_of[worker] for worker in self.left_out if worker in self.stage_of)
+        return [held[stage] for stage in range(num_stages)]
 
     def slow_peers(self, num_stages: int) -> SlowPeers:
         """The known speeds of the workers of each stage that take part."""
@@ -101,7 +103,9 @@ class Recycle:
 
     def _change_members(self, event: MembershipChange, state: _Holders) -> PolicyDecision:
         gone = {*event.left, *event.joined}
-        kept = {worker: stage for worker, stage in state.stage_of.items() if worker not in event.left}
+        kept = dict(state.stage_of)  # a copy does not hash the workers again, of which there may be thousands
+        for worker in event.left:
+            kept.pop(worker, None)
         joined = [worker for worker in event.joined if worker in event.members.live]
         known = tuple((worker, speed) for worker, speed in state.speeds if worker not in gone)
         before = replace(state, stage_of=kept, speeds=known, left_out=state.left_out - gone)

@@ -1,0 +1,156 @@
+"""`recycle advise`: which system in which shape, with how many spares, for a cluster and its failures."""
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from recycle.cli import arguments
+from recycle.cli.simulation.advise_text import advice_page, choice_name, title_of
+from recycle.cli.simulation.simulate import add_cache_options, cache_folder
+from recycle.cli.terminal import progress_bar
+from recycle.core.errors import UserError
+from recycle.core.files import refuse_unwritable, write_bytes, write_text
+from recycle.core.units import parse_duration_us
+from recycle.planner.profiles.catalog import parse_gpu, parse_model
+from recycle.report.record.prices import cost_per_million, refuse_price
+from recycle.sim.advise.advice import Advice, advise
+from recycle.sim.advise.choices import NOT_TO_CHOOSE
+from recycle.sim.advise.question import ClusterQuestion
+from recycle.sim.advise.verdict import FAILURES
+from recycle.sim.systems.constants import Constants
+from recycle.sim.systems.registry import SYSTEMS, parse_systems
+
+NAMES = ("advice.md", "advice.json", "advice.png")
+_EXAMPLES = f"""\
+systems that can be chosen: {", ".join(name for name in SYSTEMS if name not in NOT_TO_CHOOSE)}
+
+examples:
+  which shape, system and spares for 64 A100, if a server of 8 fails once in 264 days and is back after a day
+    recycle advise --model gpt3-6.7b --gpu a100-80 --gpus 64 --batch 512 --mtbf 264d --repair 1d
+  1,024 H100 at a price, with a page, its numbers and a picture
+    recycle advise --model gpt-145.6b --gpu h100 --gpus 1024 --batch 1024 --mtbf 264d --repair 1d --gpu-price 2.5 --out advice
+  servers that fail four times as often, and Oobleck's pause as others measured it
+    recycle advise --model gpt-145.6b --gpu h100 --gpus 1024 --batch 1024 --mtbf 66d --repair 1d --set oobleck.reconfigure=57s"""
+
+
+def add_advise_parser(subparsers: arguments.Subparsers) -> None:
+    summary = "choose system, shape and spares for a cluster"
+    description = (
+        "Say which system in which shape, with how many spares, trains fastest on a cluster whose servers fail and come back:\n"
+        "pipelines, stages, tensor-parallel degree, micro-batches and memory, the expected throughput with its interval, the\n"
+        "closest alternatives, and what would change the verdict. An interrupted call goes on where it stopped."
+    )
+    parser = arguments.add_command(subparsers, "advise", run_advise, summary, description, _EXAMPLES)
+    job = parser.add_argument_group("the job")
+    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
+    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
+    job.add_argument("--gpus", type=int, required=True, metavar="N", help="all GPUs, those of spare servers among them")
+    job.add_argument("--gpus-per-server", type=int, default=8, metavar="N", help="GPUs that fail together (default: 8)")
+    job.add_argument("--batch", type=int, required=True, metavar="SAMPLES", help="samples of a step")
+    about = "how far a shape's batch may be off, as a share (default: 0.02)"
+    job.add_argument("--batch-tolerance", type=float, default=0.02, metavar="SHARE", help=about)
+    about = "groups of a worker's GPUs that divide every sequence (default: 1)"
+    job.add_argument("--context-parallel", type=int, default=1, metavar="C", help=about)
+    failures = parser.add_argument_group("failures")
+    failures.add_argument("--mtbf", required=True, metavar="TIME", help="a server fails once in so long on average: 264d")
+    failures.add_argument("--repair", required=True, metavar="TIME", help="a failed server is back after so long: 24h")
+    failures.add_argument("--days", type=float, default=30.0, metavar="D", help="how long is simulated (default: 30)")
+    failures.add_argument("--seeds", type=int, default=10, metavar="N", help="how often, with other failures (default: 10)")
+    assumptions = parser.add_argument_group("assumptions")
+    assumptions.add_argument("--systems", default="all", metavar="LIST", help="which may be chosen, separated by commas")
+    arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
+    arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
+    about = "what a GPU costs an hour, spare or not: gives the cost of a million tokens"
+    assumptions.add_argument("--gpu-price", type=float, metavar="PRICE", help=about)
+    add_cache_options(assumptions)
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", type=arguments.output_path, metavar="FOLDER", help=f"write {', '.join(NAMES)} there")
+    output.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
+
+
+def run_advise(args: argparse.Namespace) -> None:
+    question = _question(args)
+    if args.gpu_price is not None:
+        refuse_price(args.gpu_price)
+    if args.out:
+        refuse_unwritable(*(args.out / name for name in NAMES))
+    with progress_bar() as progress, ExitStack() as stack:
+        # Processes find the plans of each other in the folder, also if nothing is to be kept.
+        folder = cache_folder(args) or Path(stack.enter_context(TemporaryDirectory(prefix="recycle-advise-")))
+        task = progress.add_task("listing choices", total=None)
+        advice = advise(question, folder, lambda doing, done: progress.update(task, description=doing, completed=done))
+    command = shlex.join(["recycle", *sys.argv[1:]])
+    facts = _facts(advice, args.gpu_price)
+    if args.out:
+        write_text(args.out / "advice.md", advice_page(advice, command, args.gpu_price, "advice.png"))
+        write_text(args.out / "advice.json", json.dumps(facts, indent=1) + "\n")
+        write_bytes(args.out / "advice.png", _picture(advice))
+    print(json.dumps(facts) if args.json else advice_page(advice, command, args.gpu_price).rstrip("\n"))
+
+
+def _question(args: argparse.Namespace) -> ClusterQuestion:
+    model, gpu = parse_model(args.model), parse_gpu(args.gpu)
+    constants = Constants.for_model(model.num_parameters)
+    if args.constants:
+        constants = constants.with_file(args.constants)
+    return ClusterQuestion(
+        model,
+        gpu,
+        args.gpus,
+        args.batch,
+        parse_duration_us(args.mtbf),
+        parse_duration_us(args.repair),
+        constants.with_values(args.set),
+        _systems(args.systems),
+        args.gpus_per_server,
+        args.days,
+        args.seeds,
+        args.batch_tolerance,
+        args.context_parallel,
+    )
+
+
+def _systems(text: str) -> tuple[str, ...]:
+    names = parse_systems(text)
+    if text.strip() == "all":
+        return tuple(name for name in names if name not in NOT_TO_CHOOSE)
+    for name in names:
+        if name in NOT_TO_CHOOSE:
+            raise UserError(f"{name} is no system that can be chosen: it is a bound, or has what nobody has; leave it out")
+    return tuple(names)
+
+
+def _facts(advice: Advice, price: float | None) -> dict[str, object]:
+    facts: dict[str, object] = advice.to_json()
+    if price is not None:
+        shown = (advice.first, *advice.alternatives)
+        costs = [cost_per_million(advice.tokens_per_s(one), advice.question.num_gpus, price) for one in shown]
+        facts["cost_per_million_tokens"] = {"gpu_price": price, "first": costs[0], "alternatives": costs[1:]}
+    return facts
+
+
+def _picture(advice: Advice) -> bytes:
+    # matplotlib takes half a second to import
+    from recycle.report.figures.advice_chart import AdviceBar, AdviceCurve, draw_advice
+
+    million = advice.question.model.sequence / 1e6
+    best = [group.best for group in advice.found.groups.values() if group.best]
+    bars = [
+        AdviceBar(
+            one.choice.system,
+            f"{choice_name(one.choice)}{', spares' if one.choice.num_spare_servers else ''}",
+            one.runs.mean * million,
+            one.runs.half_width * million,
+            one.fault_free * million,
+        )
+        for one in sorted(best, key=lambda one: -one.runs.mean)
+    ]
+    curves = [
+        AdviceCurve(choice.system, choice_name(choice), {factor: rate * million for factor, rate in points.items()})
+        for choice, points in advice.sensitivity.curves[FAILURES].items()
+    ]
+    return draw_advice(title_of(advice), "million tokens / s", bars, curves)

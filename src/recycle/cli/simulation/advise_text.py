@@ -1,0 +1,190 @@
+"""The advice as Markdown: the verdict, the choices in tables, what would change it, and the assumptions."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from recycle.core.units import count_text, format_bytes, format_duration
+from recycle.report.record.prices import cost_per_million
+from recycle.report.record.tables import markdown
+from recycle.sim.advise.advice import Advice
+from recycle.sim.advise.choices import CUTS_BY_ITSELF, ELASTIC, SystemChoice
+from recycle.sim.advise.search import MARGIN, FoundChoice
+from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, Crossing, threshold_text
+
+_AXIS_NAMES = {FAILURES: "failure rate", REPAIRS: "repair time", PAUSES: "pauses of the first choice"}
+
+
+def title_of(advice: Advice) -> str:
+    question = advice.question
+    return f"{question.model.name} on {question.num_gpus:,} {question.gpu.name}"
+
+
+def choice_name(choice: SystemChoice) -> str:
+    """A choice in a few words: `recycle 16 x 8, tp 8`."""
+    if choice.system.startswith(CUTS_BY_ITSELF):
+        return f"{choice.system}, tp {choice.tensor_parallel}"
+    shared = f", {choice.shared_layers} shared" if choice.shared_layers else ""
+    return f"{choice.system} {choice.shape.num_pipelines} x {choice.shape.num_stages}, tp {choice.tensor_parallel}{shared}"
+
+
+def advice_page(advice: Advice, command: str, price: float | None, picture: str = "") -> str:
+    """Return the whole page."""
+    lines = [f"# Advice: {title_of(advice)}", "", f"Made by `{command}`.", "", *_verdict(advice, price), ""]
+    if picture:
+        lines += [f"![best of each system, and over the failure rate]({picture})", ""]
+    lines += ["## First choice and closest alternatives", "", markdown(_shape_rows(advice, price)), ""]
+    lines += ["## Best of every system", "", markdown(_system_rows(advice, price)), "", *_unproven(advice)]
+    lines += ["## What would change the verdict", "", markdown(_threshold_rows(advice)), "", _threshold_notes(), ""]
+    lines += ["## Assumptions", "", *(f"- {text}" for text in _assumptions(advice))]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(advice: Advice, price: float | None) -> list[str]:
+    first, choice = advice.first, advice.first.choice
+    facts, shape = advice.facts[choice], choice.shape
+    where = (
+        f"{shape.num_pipelines} pipelines of {shape.num_stages} stages, tensor-parallel degree {choice.tensor_parallel}, "
+        f"{shape.num_microbatches} micro-batches of {advice.question.model.microbatch} in each pipeline"
+    )
+    shared = f", {count_text(choice.shared_layers, 'shared layer')}" if choice.shared_layers else ""
+    lines = [
+        (
+            f"**{choice.system}: {where}{shared}; {facts.spare_gpus} spare GPUs; {format_bytes(facts.memory_bytes)} of a GPU's "
+            f"{format_bytes(advice.question.gpu.memory_bytes)}.**"
+        ),
+        "",
+        f"It is expected to train {_rate(advice, first)} tokens a second, {first.runs.mean / first.fault_free:.2%} of its own "
+        f"fault-free throughput and {first.runs.mean / advice.best_fault_free:.2%} of the best fault-free one"
+        + (f", at {_cost(advice, first, price)} for a million tokens" if price is not None else "")
+        + ".",
+    ]
+    if advice.alternatives:
+        second = advice.alternatives[0]
+        gap = 1 - second.runs.mean / first.runs.mean
+        lines += ["", f"Next is {choice_name(second.choice)}, {gap:.2%} slower. {_closeness(first, second)}"]
+    return lines
+
+
+def _closeness(first: FoundChoice, second: FoundChoice) -> str:
+    """Whether the order of the first two is certain: they saw the same failures, so that seeds are compared one by one."""
+    wins = sum(one > two for one, two in zip(first.runs.rates, second.runs.rates, strict=True))
+    return f"The first choice is faster in {wins} of {len(first.runs.rates)} seeds."
+
+
+def _rate(advice: Advice, one: FoundChoice) -> str:
+    sequence = advice.question.model.sequence
+    return f"{one.runs.mean * sequence:,.0f} ± {one.runs.half_width * sequence:,.0f}"
+
+
+def _cost(advice: Advice, one: FoundChoice, price: float | None) -> str:
+    cost = cost_per_million(advice.tokens_per_s(one), advice.question.num_gpus, price) if price is not None else None
+    return "–" if cost is None else f"{cost:,.4g}"
+
+
+def _shape_rows(advice: Advice, price: float | None) -> list[list[str]]:
+    head = ["choice", "pipelines x stages", "tp", "micro-batches", "shared layers", "spare GPUs", "memory", "tokens/s (90 %)"]
+    rows = [[*head, "goodput", "of best fault-free", *(["cost/million"] if price is not None else [])]]
+    return rows + [_shape_row(advice, one, price) for one in (advice.first, *advice.alternatives)]
+
+
+def _shape_row(advice: Advice, one: FoundChoice, price: float | None) -> list[str]:
+    choice, facts = one.choice, advice.facts[one.choice]
+    return [
+        choice.system,
+        _layout(facts.depths),
+        str(choice.tensor_parallel),
+        _microbatches(choice),
+        str(choice.shared_layers) if choice.system == ELASTIC else "–",
+        str(facts.spare_gpus),
+        format_bytes(facts.memory_bytes),
+        *_result_cells(advice, one, price),
+    ]
+
+
+def _microbatches(choice: SystemChoice) -> str:
+    """Micro-batches of each pipeline; a system that cuts the model by itself divides all of them as it likes."""
+    if choice.system.startswith(CUTS_BY_ITSELF):
+        return f"{choice.shape.num_chains} in all"
+    return str(choice.shape.num_microbatches)
+
+
+def _result_cells(advice: Advice, one: FoundChoice, price: float | None) -> list[str]:
+    shares = [f"{one.runs.mean / one.fault_free:.2%}", f"{one.runs.mean / advice.best_fault_free:.2%}"]
+    return [_rate(advice, one), *shares, *([_cost(advice, one, price)] if price is not None else [])]
+
+
+def _layout(depths: Sequence[int]) -> str:
+    """The pipelines of a choice; a system that cuts the model by itself may have pipelines of several depths."""
+    counts = Counter(depths)
+    return ", ".join(f"{number} x {depth}" for depth, number in sorted(counts.items(), reverse=True)) or "–"
+
+
+def _system_rows(advice: Advice, price: float | None) -> list[list[str]]:
+    head = ["system", "spares", "pipelines x stages", "tp", "spare GPUs", "tokens/s (90 %)", "goodput", "of best fault-free"]
+    rows = [[*head, *(["cost/million"] if price is not None else [])]]
+    groups = sorted(advice.found.groups.items(), key=lambda item: (-(item[1].best.runs.mean if item[1].best else 0), item[0]))
+    for (system, has_spares), group in groups:
+        spares = "with" if has_spares else "without"
+        if group.best is None:
+            rows.append([system, spares, f"does not run: {group.problem}", *[""] * (len(rows[0]) - 3)])
+            continue
+        choice, facts = group.best.choice, advice.facts[group.best.choice]
+        layout = [_layout(facts.depths), str(choice.tensor_parallel), str(facts.spare_gpus)]
+        rows.append([system, spares, *layout, *_result_cells(advice, group.best, price)])
+    return rows
+
+
+def _unproven(advice: Advice) -> list[str]:
+    """A line for each group whose best choice is not proven to be within the margin of the best."""
+    lines = [
+        f"- {system} {'with' if has_spares else 'without'} spares: not all shapes were excluded; one could be up to "
+        f"{group.left:.1%} better by its bound"
+        for (system, has_spares), group in advice.found.groups.items()
+        if group.best is not None and not group.is_proven
+    ]
+    return [*lines, ""] if lines else []
+
+
+def _threshold_rows(advice: Advice) -> list[list[str]]:
+    rows = [["rival", "slower by", *_AXIS_NAMES.values()]]
+    rivals = dict.fromkeys(one.rival for one in advice.sensitivity.crossings)
+    for rival in rivals:
+        own = {one.axis: one for one in advice.sensitivity.crossings if one.rival == rival}
+        rows.append([choice_name(rival), f"{own[FAILURES].slower:.2%}", *(_threshold(advice, own[axis]) for axis in _AXIS_NAMES)])
+    return rows
+
+
+def _threshold(advice: Advice, one: Crossing) -> str:
+    factors = FACTORS[one.axis]
+    if one.factor is None:
+        return f"not between {min(factors):g} and {max(factors):g} times"
+    if one.factor == 1:
+        return "as fast already"
+    return "wins where " + threshold_text(one.axis, one.factor, advice.question, advice.first.choice.system, format_duration)
+
+
+def _threshold_notes() -> str:
+    return (
+        "Found by simulating both choices over the same failures and bisecting. Each cell changes one quantity and keeps both "
+        "choices as they are. `slower by` is over the failures of this comparison."
+    )
+
+
+def _assumptions(advice: Advice) -> list[str]:
+    question, found = advice.question, advice.found
+    servers = (
+        f"a server of {question.gpus_per_server} GPUs fails as a whole, once in {format_duration(question.mtbf_us)} on average"
+    )
+    back = f"is back after {format_duration(question.repair_us)}: {question.failures_per_day:.2g} failures a day"
+    batch = f"{question.batch:,} samples of {question.model.sequence:,} tokens, give or take {question.batch_tolerance:.1%}"
+    asked = f"{found.num_asked:,} were asked for their step, {found.num_screened:,} simulated over few seeds"
+    others = f"the others are worse by their upper bound, or better by less than {MARGIN:.1%}"
+    return [
+        f"{servers}, and {back}",
+        f"{question.days:g} days, {question.num_seeds} seeds, the same failures for every choice; intervals are 90 % of the mean",
+        f"a step has {batch}",
+        f"of {found.num_choices:,} choices that fit, {asked} and {len(found.ranked)} over all; {others}",
+        "op times and memory are estimates (`recycle estimate`), pauses are constants (docs/simulator.md)",
+        "the samples of a micro-batch are those of the model's text",
+        "goodput is the throughput over the system's own fault-free throughput in the same shape",
+    ]

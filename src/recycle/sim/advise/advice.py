@@ -1,0 +1,147 @@
+"""`advise`: from a question to the first choice, its closest alternatives, the best of every system, and what would change it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recycle.core.errors import UserError
+from recycle.sim.advise.choices import SystemChoice, job_of, spare_workers, system_of
+from recycle.sim.advise.evaluations import Tick, evaluations
+from recycle.sim.advise.memory_needs import depths_of, memory_bytes
+from recycle.sim.advise.question import ClusterQuestion, to_plain
+from recycle.sim.advise.search import NUM_ALTERNATIVES, FoundChoice, GroupResult, SearchResult, search
+from recycle.sim.advise.verdict import Crossing, Sensitivity, sensitivity
+from recycle.sim.policy import Members
+
+_MOST_RIVALS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFacts:
+    """How a choice lays the job out: the depths of its pipelines, and the memory of the fullest GPU without failures."""
+
+    depths: tuple[int, ...]
+    memory_bytes: int
+    spare_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The answer to a question."""
+
+    question: ClusterQuestion
+    first: FoundChoice
+    alternatives: Sequence[FoundChoice]
+    found: SearchResult
+    facts: Mapping[SystemChoice, ChoiceFacts]
+    sensitivity: Sensitivity
+
+    @property
+    def best_fault_free(self) -> float:
+        """The fault-free throughput of the fastest of all choices that were simulated to the end."""
+        return max(one.fault_free for one in self.found.ranked)
+
+    def tokens_per_s(self, one: FoundChoice) -> float:
+        return one.runs.mean * self.question.model.sequence
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "question": to_plain(self.question),
+            "first": self._choice_json(self.first),
+            "alternatives": [self._choice_json(one) for one in self.alternatives],
+            "systems": [self._group_json(*item) for item in self.found.groups.items()],
+            "thresholds": [_crossing_json(one) for one in self.sensitivity.crossings],
+            "curves": {
+                axis: [
+                    {"choice": choice.to_json(), "samples_per_s": [[*point] for point in sorted(curve.items())]}
+                    for choice, curve in curves.items()
+                ]
+                for axis, curves in self.sensitivity.curves.items()
+            },
+            "choices": {"all": self.found.num_choices, "asked": self.found.num_asked, "screened": self.found.num_screened},
+        }
+
+    def _choice_json(self, one: FoundChoice) -> dict[str, Any]:
+        facts, sequence = self.facts[one.choice], self.question.model.sequence
+        return {
+            **one.choice.to_json(),
+            "spare_gpus": facts.spare_gpus,
+            "memory_bytes": facts.memory_bytes,
+            "samples_per_s": round(one.runs.mean, 6),
+            "tokens_per_s": round(one.runs.mean * sequence, 3),
+            "interval_90": [round(one.runs.mean + sign * one.runs.half_width, 6) for sign in (-1, 1)],
+            "fault_free_samples_per_s": round(one.fault_free, 6),
+            "goodput": round(one.runs.mean / one.fault_free, 6),
+            "of_best_fault_free": round(one.runs.mean / self.best_fault_free, 6),
+            "time_shares": dict(one.runs.shares),
+        }
+
+    def _group_json(self, name: tuple[str, bool], group: GroupResult) -> dict[str, Any]:
+        facts = {"system": name[0], "has_spares": name[1], "is_proven": group.is_proven, "left": round(group.left, 6)}
+        if group.best is None:
+            return {**facts, "best": None, "problem": group.problem}
+        return {**facts, "best": self._choice_json(group.best)}
+
+
+def _crossing_json(one: Crossing) -> dict[str, Any]:
+    factor = None if one.factor is None else round(one.factor, 4)
+    return {"axis": one.axis, "rival": one.rival.to_json(), "factor": factor, "rival_is_slower_by": round(one.slower, 6)}
+
+
+def advise(
+    question: ClusterQuestion,
+    folder: Path | None,
+    tick: Tick = lambda doing, done: None,
+    num_processes: int | None = None,
+) -> Advice:
+    """Answer a question; what is found on the way is kept in `folder`, so that an interrupted call goes on from there.
+
+    Raises a UserError if the model does not fit in any shape.
+    """
+    with evaluations(folder, tick, num_processes) as known:
+        found = search(question, known)
+        if not found.ranked:
+            raise UserError(
+                f"no system can train {question.model.name} on {question.num_gpus} {question.gpu.name}: "
+                "take more GPUs, GPUs with more memory, or a larger --batch-tolerance"
+            )
+        first, alternatives = found.ranked[0], _alternatives(found.ranked)
+        changes = sensitivity(question, first.choice, _rivals(found, alternatives), known)
+    shown = [first, *alternatives, *(group.best for group in found.groups.values() if group.best)]
+    tick("measuring memory", 0)
+    facts = {one.choice: _facts(question, one.choice, folder) for one in shown}
+    return Advice(question, first, alternatives, found, facts, changes)
+
+
+def _alternatives(ranked: Sequence[FoundChoice]) -> list[FoundChoice]:
+    """The next best choices that are not the same layout with other cuts, and not another name of the same runs."""
+    kept = [ranked[0]]
+    for one in ranked[1:]:
+        is_new = not any(
+            one.choice.is_same_layout(other.choice)
+            or (one.choice.system == other.choice.system and one.runs.rates == other.runs.rates)
+            for other in kept
+        )
+        if is_new and len(kept) <= NUM_ALTERNATIVES:
+            kept.append(one)
+    return kept[1:]
+
+
+def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice]) -> list[SystemChoice]:
+    """The alternatives, and then the best of other systems, each once."""
+    rivals = [one.choice for one in alternatives]
+    known = {found.ranked[0].choice.system, *(choice.system for choice in rivals)}
+    for one in found.ranked:
+        if one.choice.system not in known and len(rivals) < _MOST_RIVALS:
+            rivals.append(one.choice)
+            known.add(one.choice.system)
+    return rivals
+
+
+def _facts(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> ChoiceFacts:
+    job = job_of(question, choice)
+    state = system_of(question, choice, folder).begin(Members(choice.shape, frozenset(choice.shape.workers()))).state
+    depths = depths_of(job, choice.system, state)
+    gpus = spare_workers(question, choice) * choice.tensor_parallel * question.context_parallel
+    return ChoiceFacts(depths, memory_bytes(question, choice, depths), gpus)

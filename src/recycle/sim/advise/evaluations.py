@@ -1,0 +1,165 @@
+"""Evaluations: choices that were bounded or simulated, in a pool of processes, each kept in a file as soon as it is known.
+
+The file of a question has a digest of the question in its name, so that a call that was interrupted goes on where it stopped, and
+a question that was answered before is answered at once.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from recycle.core.errors import FileProblem
+from recycle.core.events.record import Spell
+from recycle.core.files import read_json, write_text
+from recycle.host.process_pool import process_pool, submit
+from recycle.sim.advise.choices import SystemChoice, system_of, workers_per_server
+from recycle.sim.advise.question import ClusterQuestion
+from recycle.sim.advise.upper_bounds import Refined, refined_rate, shared_bound
+from recycle.sim.campaign.trace_simulation import simulate_trace
+
+FORMAT, VERSION = "recycle-advice-cache", 1
+# Of Student's t, so that the interval of the mean holds 90 %; by the degrees of freedom, beyond which the last counts.
+_T_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
+_STATES = ("train", "redo", "checkpoint", "pause", "down")
+
+Tick = Callable[[str, int], None]
+"""Called with what is being done, and the number of evaluations so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRuns:
+    """The throughput of each seed in samples a second, and the share of all time in each state."""
+
+    rates: tuple[float, ...]
+    shares: Mapping[str, float]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.rates)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 90 % interval of the mean over seeds, by Student's t; 0 for one seed, which has none."""
+        count = len(self.rates)
+        if count < 2:
+            return 0.0
+        return _T_90[min(count - 1, len(_T_90)) - 1] * stdev(self.rates) / math.sqrt(count)
+
+
+def simulate_choice(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> SimulatedRuns:
+    """Simulate a choice over every trace of the question."""
+    system, shape = system_of(question, choice, folder), choice.shape
+    each = workers_per_server(question, choice.tensor_parallel)
+    rates, times = [], dict.fromkeys(_STATES, 0)
+    for seed in question.seeds:
+        trace = question.trace(shape.num_pipelines, shape.num_stages, seed, each)
+        record = simulate_trace(system, trace, shape, question.constants.ready_us)
+        spells = [event for event in record if isinstance(event, Spell)]
+        rates.append(round(sum(spell.samples for spell in spells) * 1e6 / trace.end_us, 9))
+        for spell in spells:
+            times[spell.state] += spell.length_us
+    total = sum(times.values())
+    return SimulatedRuns(tuple(rates), {state: round(time / total, 9) for state, time in times.items()})
+
+
+class Evaluations:
+    """Bounds and simulations of choices, from memory, from the file of their question, or from the pool."""
+
+    def __init__(self, folder: Path | None, pool: ProcessPoolExecutor | None, tick: Tick) -> None:
+        self._folder, self._pool, self._tick = folder, pool, tick
+        self._known: dict[str, dict[str, Any]] = {}
+        self.num_simulated = 0
+
+    def report(self, doing: str) -> None:
+        self._tick(doing, self.num_simulated)
+
+    def refine(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> list[Refined]:
+        """Ask each system for its own fault-free step, and ReCycle for some plans."""
+        found = self._get("step", refined_rate, [(question, choice) for choice in choices], doing)
+        return [Refined(**one) for one in found]
+
+    def prove_shared(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> list[Refined]:
+        """Bound choices with shared layers."""
+        found = self._get("bound", shared_bound, [(question, choice) for choice in choices], doing)
+        return [Refined(**one) for one in found]
+
+    def simulate(self, cases: Sequence[tuple[ClusterQuestion, SystemChoice]], doing: str) -> list[SimulatedRuns]:
+        found = self._get("runs", simulate_choice, cases, doing)
+        self.num_simulated += len(cases)
+        return [SimulatedRuns(tuple(one["rates"]), one["shares"]) for one in found]
+
+    def _get(
+        self,
+        what: str,
+        function: Callable[[ClusterQuestion, SystemChoice, Path | None], Any],
+        cases: Sequence[tuple[ClusterQuestion, SystemChoice]],
+        doing: str,
+    ) -> list[dict[str, Any]]:
+        keys = [(question.digest, f"{what} {choice.key}") for question, choice in cases]
+        missing = {}
+        for key, case in zip(keys, cases, strict=True):
+            if key[1] not in self._answers(key[0]):
+                missing[key] = case
+        self._tick(doing, self.num_simulated)
+        started = {key: self._start(function, question, choice) for key, (question, choice) in missing.items()}
+        for (digest, name), result in started.items():
+            self._known[digest][name] = asdict(result())
+            self._save(digest)
+            self._tick(doing, self.num_simulated)
+        return [self._known[digest][name] for digest, name in keys]
+
+    def _start(self, function: Callable[..., Any], question: ClusterQuestion, choice: SystemChoice) -> Callable[[], Any]:
+        if self._pool is None:
+            return lambda: function(question, choice, self._folder)
+        future: Future[Any] = submit(self._pool, function, question, choice, self._folder)
+        return future.result
+
+    def _answers(self, digest: str) -> dict[str, dict[str, Any]]:
+        """What is known of a question; an unreadable file counts as empty."""
+        if digest not in self._known:
+            self._known[digest] = _read(self._path(digest)) if self._folder else {}
+        return self._known[digest]
+
+    def _path(self, digest: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"advice-{digest}.json"
+
+    def _save(self, digest: str) -> None:
+        if self._folder:
+            data = {"format": FORMAT, "version": VERSION, "evaluations": self._known[digest]}
+            write_text(self._path(digest), json.dumps(data, indent=0) + "\n")
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return {str(name): _checked(str(name), one) for name, one in read_json(path, FORMAT, VERSION)["evaluations"].items()}
+    except (FileProblem, KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _checked(name: str, one: Any) -> dict[str, Any]:
+    """An evaluation as it was written; raises TypeError or ValueError if it is not one."""
+    if name.startswith(("bound ", "step ")):
+        return asdict(Refined(float(one["most"]), float(one["fault_free"]), str(one["problem"])))
+    rates = [float(rate) for rate in one["rates"]]
+    if not rates or not all(math.isfinite(rate) and rate >= 0 for rate in rates):
+        raise ValueError(f"{name} has no usable rates")
+    return {"rates": rates, "shares": {state: float(one["shares"][state]) for state in _STATES}}
+
+
+@contextmanager
+def evaluations(folder: Path | None, tick: Tick, num_processes: int | None = None) -> Iterator[Evaluations]:
+    """Evaluations in a pool of as many processes as there are cores, or in this process if that is one."""
+    number = num_processes or os.cpu_count() or 1
+    if number == 1:
+        yield Evaluations(folder, None, tick)
+        return
+    with process_pool(number) as pool:
+        yield Evaluations(folder, pool, tick)

@@ -1,0 +1,61 @@
+"""What a choice needs of a GPU's memory, and whether a system that does not ask for it fits.
+
+Oobleck and Odyssey choose pipelines without looking at the activations that 1F1B holds. A choice that needs more than a GPU has
+is not advised, whatever its step would take.
+"""
+
+import re
+from typing import Any
+
+from recycle.core.plans.memory_use import memory_use
+from recycle.core.units import format_bytes
+from recycle.planner.solve import solve
+from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of
+from recycle.sim.advise.question import ClusterQuestion
+from recycle.sim.iteration_times import EFFORT
+from recycle.sim.job import SimulatedJob
+from recycle.sim.one_f_one_b import most_bytes
+from recycle.sim.systems.oobleck.policy import OobleckLayout
+from recycle.sim.systems.varuna import VarunaLayout
+
+_TIME_LIMIT_S = 60.0
+
+
+def memory_problem(job: SimulatedJob, system: str, state: Any) -> str:
+    """Why the pipelines that a system chose do not fit, in a sentence; empty if they fit or it looked itself."""
+    depths = depths_of(job, system, state)
+    if not depths or not system.startswith(("oobleck", "odyssey")):
+        return ""
+    needed = one_f_one_b_bytes(job, depths)
+    if needed <= job.gpu.memory_bytes:
+        return ""
+    return f"1F1B of its pipelines needs {format_bytes(needed)} of {format_bytes(job.gpu.memory_bytes)}"
+
+
+def depths_of(job: SimulatedJob, system: str, state: Any) -> tuple[int, ...]:
+    """The numbers of stages of the pipelines that a system runs, by the state of its decision, each as often as it occurs."""
+    if isinstance(state, OobleckLayout):
+        return state.sizes
+    if isinstance(state, VarunaLayout):
+        return (state.num_stages,) * state.num_pipelines
+    if isinstance(state, str) and (found := re.fullmatch(r"(\d+) pipelines of (\d+)", state)):
+        return (int(found[2]),) * int(found[1])
+    if isinstance(state, str) and state.startswith("pipelines of "):
+        return tuple(int(size) for size in state.removeprefix("pipelines of ").split(", "))
+    return (job.shape.num_stages,) * job.shape.num_pipelines
+
+
+def one_f_one_b_bytes(job: SimulatedJob, depths: tuple[int, ...]) -> int:
+    """The memory of the fullest GPU of pipelines of these depths in 1F1B, if layers are spread by time."""
+    each = -(-job.num_microbatches // len(depths))
+    # Oobleck counts the embedding and the head as layers, so that its pipelines may have more stages than the model has layers.
+    return max(most_bytes(job.profile(min(depth, job.model.num_layers)), each) for depth in set(depths))
+
+
+def memory_bytes(question: ClusterQuestion, choice: SystemChoice, depths: tuple[int, ...]) -> int:
+    """The memory of the fullest GPU without failures: by the plan of ReCycle, else by 1F1B, which keeps within the GPU's."""
+    job = job_of(question, choice)
+    if choice.system != ELASTIC:
+        return min(one_f_one_b_bytes(job, depths), job.gpu.memory_bytes)
+    plan = solve(job.problem(shared_layers=choice.shared_layers), "greedy", _TIME_LIMIT_S, EFFORT)
+    return max(use.total_bytes for use in memory_use(plan).values())

@@ -1,0 +1,104 @@
+"""`recycle advise`: what it prints and writes, that a second call answers at once, and what a user can get wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle.sim import iteration_times as timings
+from recycle.sim.advise import evaluations
+from tests.cli.commands import output_of, refusal
+
+JOB = (
+    "advise --model layers=4,hidden=1024,heads=8,sequence=512,vocabulary=1000 --gpu a100-80 --gpus 4 --gpus-per-server 1 "
+    "--batch 8 --mtbf 3d --repair 6h --days 5 --seeds 2 --systems recycle,replica-drop,checkpoint-restart,oobleck"
+)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small plans take less time than the start of a process."""
+    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    monkeypatch.setattr(evaluations.os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def answer(arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(output_of(f"{JOB} {arguments} --json"))
+    return found
+
+
+def test_the_best_of_every_system_is_named_with_and_without_spares(cache: Path) -> None:
+    facts = answer(f"--cache {cache}")
+    groups = {(group["system"], group["has_spares"]): group["best"] for group in facts["systems"]}
+    assert set(groups) == {
+        (name, spare) for name in ("recycle", "replica-drop", "checkpoint-restart", "oobleck") for spare in (False, True)
+    }
+    means = [best["samples_per_s"] for best in groups.values() if best]
+    assert facts["first"]["samples_per_s"] == max(means)
+    low, high = facts["first"]["interval_90"]
+    assert low <= facts["first"]["samples_per_s"] <= high
+    assert 0 < facts["first"]["goodput"] <= 1
+    used = facts["first"]["shape"]
+    assert used["num_pipelines"] * used["num_stages"] * facts["first"]["tensor_parallel"] + facts["first"]["spare_gpus"] == 4
+    assert [one["samples_per_s"] <= facts["first"]["samples_per_s"] for one in facts["alternatives"]] == [True] * 3
+    assert {one["axis"] for one in facts["thresholds"]} == {"failures", "repairs", "pauses"}
+
+
+def test_a_second_call_answers_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = answer(f"--cache {cache}")
+    monkeypatch.setattr(evaluations, "simulate_choice", lambda *_: pytest.fail("this was answered before"))
+    assert answer(f"--cache {cache}") == before
+
+
+def test_a_page_its_numbers_and_a_picture_are_written(cache: Path, folder: Path) -> None:
+    printed = output_of(f"{JOB} --cache {cache} --gpu-price 2 --out advice")
+    page = (folder / "advice" / "advice.md").read_text()
+    facts = json.loads((folder / "advice" / "advice.json").read_text())
+    assert (folder / "advice" / "advice.png").read_bytes().startswith(PNG)
+    for heading in (
+        "First choice and closest alternatives",
+        "Best of every system",
+        "What would change the verdict",
+        "Assumptions",
+    ):
+        assert f"## {heading}" in page
+        assert f"## {heading}" in printed
+    # Four GPUs at 2 an hour cost 8 / 3600 a second.
+    cost = 8 / 3600 / facts["first"]["tokens_per_s"] * 1e6
+    assert facts["cost_per_million_tokens"]["first"] == pytest.approx(cost, rel=1e-6)
+    assert f"{cost:,.4g}" in page
+
+
+def test_a_price_changes_no_simulation(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = answer(f"--cache {cache}")
+    monkeypatch.setattr(evaluations, "simulate_choice", lambda *_: pytest.fail("this was answered before"))
+    assert answer(f"--cache {cache} --gpu-price 3")["first"] == before["first"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ("--gpus 6 --gpus-per-server 4", "there are 6 GPUs in servers of 4"),
+        ("--gpus 0", "there are 0 GPUs"),
+        ("--batch 0", "the batch is 0 samples"),
+        ("--seeds 0", "the number of seeds is 0"),
+        ("--days 0", "the number of days is 0"),
+        ("--batch-tolerance 1", "the tolerance of the batch is 1"),
+        ("--systems ideal", "ideal is no system that can be chosen"),
+        ("--systems nobody", "'nobody' is not a system"),
+        ("--gpu-price 0", "the price must be above 0"),
+        ("--mtbf soon", "soon"),
+        ("--context-parallel 2", "the context-parallel degree is 2"),
+        ("--model gpt-145.6b", "no system can train gpt-145.6b on 4 a100-80"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_wrong_input_gets_one_sentence(changed: str, sentence: str) -> None:
+    assert sentence in refusal(f"{JOB} {changed}")

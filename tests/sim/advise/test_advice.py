@@ -1,0 +1,164 @@
+"""The advice: its first choice is the best of all choices, whatever was pruned, and it survives an interruption."""
+
+import json
+
+import pytest
+
+from recycle.core.cluster import Shape
+from recycle.core.errors import UserError
+from recycle.sim import iteration_times as timings
+from recycle.sim.advise import evaluations as advise_evaluations
+from recycle.sim.advise.advice import advise
+from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, most_shared
+from recycle.sim.advise.evaluations import simulate_choice
+from recycle.sim.advise.search import MARGIN
+from recycle.sim.advise.upper_bounds import first_bound, refined_rate, shared_bound
+from recycle.sim.advise.verdict import FACTORS, FAILURES, changed
+from tests.sim.advise.small_cluster import small_question
+
+QUESTION = small_question()
+
+
+@pytest.fixture(autouse=True)
+def _plan_here(monkeypatch):
+    """Plans of this size take less time than the start of a process."""
+    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("advice")
+
+
+@pytest.fixture(scope="module")
+def advice(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+        return advise(QUESTION, folder, num_processes=1)
+
+
+def every_choice(question):
+    """All systems in all shapes of eight GPUs, counted here by hand and not by the code under test."""
+    for degree in (1, 2):
+        for stages in range(1, question.model.num_layers + 1):
+            for pipelines in range(1, 8 // degree // stages + 1):
+                microbatches = round(question.batch / pipelines)
+                if abs(microbatches * pipelines - question.batch) <= question.batch_tolerance * question.batch:
+                    spare = (8 - pipelines * stages * degree) // question.gpus_per_server
+                    for system in question.systems:
+                        for shared in range(3 if system == ELASTIC and stages > 1 and 4 // stages >= 2 else 1):
+                            yield SystemChoice(system, Shape(pipelines, stages, microbatches), degree, shared, spare)
+
+
+def runs_of_all(folder):
+    found = {}
+    for choice in every_choice(QUESTION):
+        try:
+            if not refined_rate(QUESTION, choice, folder).fault_free:
+                continue
+            found[choice] = simulate_choice(QUESTION, choice, folder)
+        except UserError:
+            continue  # more shared layers than a stage has
+    return found
+
+
+def test_the_first_choice_is_the_best_of_all_choices_simulated_in_full(advice, folder):
+    found = runs_of_all(folder)
+    assert len(found) > 100
+    best = max(found, key=lambda choice: found[choice].mean)
+    assert advice.first.runs.mean == found[best].mean
+    assert advice.first.choice.is_same_layout(best)
+    for (system, has_spares), group in advice.found.groups.items():
+        own = [runs.mean for choice, runs in found.items() if choice.group == (system, has_spares)]
+        if own:
+            assert group.best.runs.mean >= max(own) * (1 - 5 * MARGIN), (system, has_spares)
+
+
+def test_the_search_lists_every_shape_that_could_use_its_spares():
+    listed = {(choice.system, choice.shape, choice.tensor_parallel) for choice in all_choices(QUESTION)}
+    most_away = max(QUESTION.dead_shares)
+    wanted = {
+        (choice.system, choice.shape, choice.tensor_parallel)
+        for choice in every_choice(QUESTION)
+        if 8 - choice.shape.num_workers * choice.tensor_parallel <= most_away * QUESTION.gpus_per_server
+        and choice.system not in ("oobleck", "varuna")
+    }
+    assert wanted <= listed
+
+
+def test_no_choice_exceeds_its_upper_bounds(advice, folder):
+    for choice in all_choices(QUESTION):
+        step = refined_rate(QUESTION, choice, folder)
+        if not step.fault_free:
+            continue
+        mean = simulate_choice(QUESTION, choice, folder).mean
+        assert mean <= first_bound(QUESTION, choice) * (1 + 1e-9), choice
+        assert mean <= step.most * (1 + MARGIN), choice
+        if choice.shared_layers:
+            assert mean <= shared_bound(QUESTION, choice, folder).most * (1 + 1e-9), choice
+
+
+def test_what_was_found_is_not_computed_again_and_an_interrupted_call_goes_on(folder, advice, monkeypatch):
+    paths = sorted(folder.glob("advice-*.json"))
+    assert paths
+    calls = []
+    real = advise_evaluations.simulate_choice
+    monkeypatch.setattr(advise_evaluations, "simulate_choice", lambda *given: calls.append(given) or real(*given))
+    assert advise(QUESTION, folder, num_processes=1).to_json() == advice.to_json()
+    assert calls == []
+    # A call that was interrupted has some evaluations: only the others are run.
+    path = next(path for path in paths if len(json.loads(path.read_text())["evaluations"]) > 3)
+    data = json.loads(path.read_text())
+    name = next(name for name in data["evaluations"] if name.startswith("runs "))
+    del data["evaluations"][name]
+    path.write_text(json.dumps(data))
+    assert advise(QUESTION, folder, num_processes=1).to_json() == advice.to_json()
+    assert [given[1].key for given in calls] == [name.removeprefix("runs ")]
+
+
+def test_a_damaged_cache_is_computed_again(folder, advice):
+    path = folder / f"advice-{QUESTION.digest}.json"
+    path.write_text(path.read_text().replace('"rates"', '"rages"'))
+    assert advise(QUESTION, folder, num_processes=1).to_json() == advice.to_json()
+
+
+def test_where_a_rival_wins_it_wins_in_a_simulation(advice, folder):
+    crossings = [one for one in advice.sensitivity.crossings if one.factor not in (None, 1)]
+    for one in crossings:
+        beyond = one.factor * 1.3 if one.factor > 1 else one.factor / 1.3
+        if not min(FACTORS[one.axis]) < beyond < max(FACTORS[one.axis]):
+            continue
+        question = changed(QUESTION, one.axis, advice.first.choice.system, beyond)
+        first, rival = (simulate_choice(question, choice, folder).mean for choice in (advice.first.choice, one.rival))
+        assert rival >= first * (1 - MARGIN), one
+
+
+def test_a_rival_without_a_crossing_is_slower_at_every_factor(advice):
+    for one in advice.sensitivity.crossings:
+        curves = advice.sensitivity.curves[one.axis]
+        is_behind = [curves[one.rival][factor] < curves[advice.first.choice][factor] for factor in FACTORS[one.axis]]
+        assert (one.factor is None) == all(is_behind)
+
+
+def test_the_same_servers_fail_at_the_same_times_in_every_shape():
+    wide, deep = QUESTION.trace(4, 1, 1, 1), QUESTION.trace(1, 4, 1, 1)
+    assert [(change.at_us, change.joins) for change in wide.later] == [(change.at_us, change.joins) for change in deep.later]
+    halves = QUESTION.trace(4, 2, 1, 2)
+    assert {change.at_us for change in halves.later} == {change.at_us for change in wide.later}
+
+
+def test_cuts_are_tried_only_where_their_plans_take_seconds():
+    num_stages = 2
+    assert most_shared(QUESTION, Shape(2, num_stages, 12), 1) > 0
+    assert most_shared(QUESTION, Shape(2, num_stages, MOST_CUT_STEPS), 1) == 0
+
+
+def test_more_failures_and_longer_pauses_make_the_first_choice_slower(advice, folder):
+    rates = advice.sensitivity.curves[FAILURES][advice.first.choice]
+    assert rates[8] < rates[1] < rates[1 / 8]
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_to_do(tmp_path):
+    question = small_question(model="gpt-145.6b")
+    with pytest.raises(UserError, match=r"no system can train gpt-145.6b on 8 a100-80: take more GPUs"):
+        advise(question, tmp_path, num_processes=1)
