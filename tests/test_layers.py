@@ -73,7 +73,7 @@ ORDER = {
         "build_library live_planner kept_throughput shared_layers_choice proven_bound",
     ],
     "sim": [
-        "model_layers measured_model policy failure_model one_f_one_b replay",
+        "model_layers measured_model policy failure_model one_f_one_b replay fault_free_schedule",
         "job iteration_times failure_traces",
         "shared_layer_choice",
         "systems",

@@ -29,8 +29,9 @@ METHODS = ("auto", "greedy", "cpsat", "milp")
 
 # Chosen, not measured: CP-SAT proved problems of some hundred ops, so beyond this `auto` does not spend time on it.
 MOST_OPS_FOR_EXACT = 3000
-# The share of the exact effort with which the bound is raised by the rows of single workers, before whole plans are searched.
-_WORKER_SHARE = 0.2
+# The share of the exact effort with which the bound is raised by the rows of single workers: before whole plans are searched, and
+# where there are too many ops for that.
+_WORKER_SHARE, _WORKER_SHARE_ALONE = 0.2, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,14 @@ def _raise_bound(problem: Problem, schedule: Schedule, bound: int, method: str, 
     period = schedule.period_us(problem)
     if method not in ("auto", "cpsat") or problem.shared_layers or problem.speeds or period <= bound:
         return Exact(None, bound)
-    return raise_bound(problem, bound, period, limits.for_exact(_WORKER_SHARE))
+    share = _WORKER_SHARE if _is_small(problem) else _WORKER_SHARE_ALONE
+    return raise_bound(problem, bound, period, limits.for_exact(share))
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether `auto` gives the whole problem to CP-SAT."""
+    num_ops = problem.shape.num_stages * problem.shape.num_chains * (3 if problem.techniques.decoupled else 2)
+    return num_ops <= MOST_OPS_FOR_EXACT
 
 
 def _exact_method(
@@ -179,8 +187,7 @@ def _exact_method(
         from recycle.planner.exact import milp
 
         return milp.solve_milp
-    num_ops = schedule.pipeline.size * (3 if problem.techniques.decoupled else 2)
-    if method == "cpsat" or (schedule.period_us(problem) > bound and num_ops <= MOST_OPS_FOR_EXACT):
+    if method == "cpsat" or (schedule.period_us(problem) > bound and _is_small(problem)):
         from recycle.planner.exact import cpsat
 
         return cpsat.solve_cpsat

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from recycle.core.events.record import Started
+from recycle.core.events.record_file import write_record
 from recycle.core.profile import Profile
 from recycle.sim import iteration_times as timings
 from recycle.sim.systems.registry import SYSTEMS
 from tests.cli.commands import output_of, refusal
+from tests.recovery_records import LEFT
 
 SHAPE = "--pipelines 2 --stages 2 --microbatches 4"
 TAKEN = {"device": "cuda", "machine": "NVIDIA H200", "torch": "2.11", "pipelines": 3, "samples": 2, "model": "GPT of width 64"}
@@ -85,3 +88,20 @@ def test_a_profile_without_layers_needs_their_number(profile: Path) -> None:
     command = f"simulate --profile {profile} --memory 1GiB {SHAPE} --systems varuna --no-cache --json"
     assert "give --layers N" in refusal(command)
     assert json.loads(output_of(f"{command} --layers 8"))["systems"]["varuna"]["samples"] > 0
+
+
+def test_pauses_come_from_the_folder_of_a_run_at_the_asked_scale(profile: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_record(run / "record.jsonl", [Started("train", "a run"), LEFT])
+    command = f"simulate --profile {profile} --memory 1GiB {SHAPE} --systems recycle --no-cache --interval 1h --shared-layers 0"
+    found = json.loads(output_of(f"{command} --constants {run} --json"))
+    assert found["measured_constants"]["regroup_us"] == 92_000
+    pauses = found["systems"]["recycle"]["pauses_us"]
+    assert pauses["detect"] / pauses["abort"] == pytest.approx(3 / 41)
+    assert "pauses as measured with 12 workers (recoveries: 1): detect 3 ms" in output_of(f"{command} --constants {run}")
+
+
+def test_a_run_without_a_failure_is_refused(profile: Path, tmp_path: Path) -> None:
+    write_record(tmp_path / "record.jsonl", [Started("train", "a run")])
+    command = f"simulate --profile {profile} --memory 1GiB {SHAPE} --constants {tmp_path}"
+    assert "has no recovery from a failure, so that it measured no pauses" in refusal(command)

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from recycle.cli.main import main
 from recycle.core.events.record import Started
 from recycle.core.events.record_file import read_record
 from recycle.report.record.metrics import measure
 from recycle.sim import iteration_times as timings
+from recycle.sim.campaign import campaign
 from recycle.sim.systems.registry import SYSTEMS
 from tests.cli.commands import output_of, refusal
 
@@ -56,12 +58,15 @@ def test_the_command_of_the_documents_works(documented: dict[str, Any]) -> None:
         "nodes",
         "samples_per_step",
         "fault_free",
+        "best_fault_free",
+        "best_schedule",
         "hours",
         "failures",
         "slowdowns",
         "seed",
         "failure_model",
         "spares",
+        "measured_constants",
         "systems",
     ]
     assert (documented["model"], documented["gpu"], documented["nodes"]) == ("gpt3-6.7b", "a100-80", 32)
@@ -85,6 +90,9 @@ def test_every_system_tells_the_same_kind_of_numbers(documented: dict[str, Any])
             "joins",
             "paid",
             "goodput",
+            "own_fault_free",
+            "own_share",
+            "best_share",
         }
         assert (run["failures"], run["joins"]) == (11, 0)
         times = dict(run["time_us"])
@@ -92,6 +100,20 @@ def test_every_system_tells_the_same_kind_of_numbers(documented: dict[str, Any])
         assert run["throughput"] == pytest.approx(run["samples"] / (6 * 3600), rel=1e-5)
         assert run["goodput"] == pytest.approx(run["throughput"] / documented["fault_free"], abs=1e-5)
         assert run["lost_samples"] == run["redone_samples"] + run["dropped_samples"]
+        assert run["best_share"] == pytest.approx(run["throughput"] / documented["best_fault_free"], abs=1e-5)
+        if name == "bamboo":  # out of memory
+            assert (run["own_fault_free"], run["own_share"]) == (0, None)
+        else:
+            assert run["own_share"] == pytest.approx(run["throughput"] / run["own_fault_free"], abs=1e-5)
+
+
+def test_scheduling_and_fault_handling_are_told_apart(documented: dict[str, Any]) -> None:
+    systems = documented["systems"]
+    # 1F1B is what these two run while nobody is dead; ReCycle fills its bubbles, so that it is above 1F1B and not above itself.
+    for name in ("replica-drop", "checkpoint-restart"):
+        assert systems[name]["own_share"] == systems[name]["goodput"]
+    assert systems["recycle"]["own_share"] < 1 < systems["recycle"]["own_fault_free"] / documented["fault_free"]
+    assert documented["best_fault_free"] >= systems["recycle"]["own_fault_free"]
 
 
 def test_the_systems_stand_in_the_order_that_their_policies_suggest(documented: dict[str, Any]) -> None:
@@ -110,10 +132,11 @@ def test_the_text_says_what_the_json_says(documented: dict[str, Any], docs_cache
     lines = text.splitlines()
     assert lines[0] == "gpt3-6.7b on 32 a100-80: 4 pipelines × 8 stages, 32 micro-batches each"
     assert lines[1].startswith("6 h, failures: 11, joins: 0; fault-free 1F1B ")
-    rows = {line.split()[0]: line for line in lines[4:11]}
+    rows = {line.split()[0]: line for line in lines[6:13]}
     assert list(rows) == list(documented["systems"])
     for name, run in documented["systems"].items():
-        assert f"{run['goodput']:.1%}" in rows[name]
+        shares = [run["goodput"], run["own_share"], run["best_share"]]
+        assert rows[name].split()[2:5] == ["–" if share is None else f"{share:.1%}" for share in shares]
     assert re.search(r"bamboo was down for 6 h: out of memory: two stages on a GPU take \S+ GiB, but it has \S+ GiB", text)
 
 
@@ -324,7 +347,7 @@ SHAPE = "--pipelines 3 --stages 2 --microbatches 4"
 MODEL = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000"
 # (arguments, what the sentence says)
 WRONG = {
-    "no model": (f"--gpu a100-80 {SHAPE}", r"the following arguments are required: --model"),
+    "no model": (f"--gpu a100-80 {SHAPE}", r"--model is missing: give --model and --gpu"),
     "an unknown model": (f"--model gpt9 --gpu a100-80 {SHAPE}", r"no model is called 'gpt9': choose from gpt3-medium"),
     "an unknown GPU": (f"{MODEL} --gpu abacus {SHAPE}", r"no GPU is called 'abacus': choose from a100-40, a100-80"),
     "a model that does not fit": (
@@ -505,3 +528,69 @@ def test_a_slowness_that_cannot_be_is_refused(options: str, problem: str) -> Non
 def test_a_trace_says_itself_who_is_slow(folder: Path) -> None:
     (folder / "trace.csv").write_text("0,add,W0_0\n# end 60000\n")
     assert "a trace says itself who is slow when" in refusal(f"simulate {JOB} --trace trace.csv --drift 1h,0.9")
+
+
+# Several seeds.
+
+MONTH = "--mtbf 5h --rejoin 1h --hours 6 --systems recycle,replica-drop,bamboo --shared-layers 0 --no-cache"
+
+
+def test_means_over_seeds_are_those_of_the_seeds_one_by_one() -> None:
+    found = facts(f"{MONTH} --seed 3 --seeds 3")
+    ones = [facts(f"{MONTH} --seed {seed}") for seed in (3, 4, 5)]
+    assert (found["seed"], found["seeds"], found["failures"]) == (3, 3, [one["failures"] for one in ones])
+    assert len(set(found["failures"])) > 1
+    for name, system in found["systems"].items():
+        runs = [one["systems"][name] for one in ones]
+        for key in ("throughput", "goodput", "own_share", "best_share"):
+            values = [run[key] for run in runs]
+            interval = system[key]
+            assert interval["mean"] == pytest.approx(sum(values) / 3, rel=1e-5)
+            spread = stats.t.interval(0.9, 2, loc=sum(values) / 3, scale=stats.sem(values))
+            assert [interval["low"], interval["high"]] == pytest.approx(list(spread), rel=1e-4, abs=1e-5)
+        assert [run["samples"] for run in system["runs"]] == [run["samples"] for run in runs]
+
+
+def test_the_text_of_several_seeds_says_what_its_intervals_are() -> None:
+    lines = output_of(f"simulate {JOB} {MONTH} --seeds 2").splitlines()
+    assert re.fullmatch(r"means of 2 seeds, 6 h each, with \d+ to \d+ failures", lines[4])
+    assert "90 % interval" in lines[5]
+    assert re.match(r"recycle +\S+ ± \S+ +\S+% ± \S+%", lines[8])
+
+
+def test_seeds_that_were_simulated_before_are_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = f"simulate {JOB} --mtbf 5h --hours 6 --systems ideal,fault-scaled --json --cache {tmp_path}"
+    simulated: list[str] = []
+    real = campaign.simulate_trace
+
+    def counted(system: Any, *rest: Any) -> Any:
+        if len(simulated) == 3:
+            raise KeyboardInterrupt
+        simulated.append(system.name)
+        return real(system, *rest)
+
+    monkeypatch.setattr(campaign, "simulate_trace", counted)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 -- the command is stopped by hand
+        output_of(f"{arguments} --seeds 3")
+    simulated.clear()
+    found = json.loads(output_of(f"{arguments} --seeds 3"))
+    assert len(simulated) == 3  # of six
+    assert len(found["systems"]["ideal"]["runs"]) == 3
+    monkeypatch.setattr(campaign, "simulate_trace", real)
+    assert json.loads(output_of(f"{arguments} --seeds 3")) == found
+
+
+def test_every_seed_has_its_record(folder: Path) -> None:
+    output_of(f"simulate {JOB} {MONTH} --seed 7 --seeds 2 --records out --plot out.png")
+    assert sorted(path.name for path in (folder / "out").iterdir()) == sorted(
+        f"{name}-seed{seed}.jsonl" for name in ("recycle", "replica-drop", "bamboo") for seed in (7, 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [("--seeds 0", "--seeds is 0"), ("--seeds 2 --trace trace.csv", "a trace is not random")],
+)
+def test_seeds_that_make_no_sense_are_refused(folder: Path, arguments: str, says: str) -> None:
+    (folder / "trace.csv").write_text("0,add,W0_0\n# end 1000\n")
+    assert says in refusal(f"simulate {JOB} {arguments}")

@@ -2,7 +2,7 @@
 
 from recycle.core.events.record import Spell
 from recycle.report.record.metrics import measure
-from recycle.report.record.tables import aligned, campaign_table, markdown, pause_table
+from recycle.report.record.tables import aligned, campaign_table, markdown, pause_table, seed_table, spread_text
 
 RUNS = {
     "recycle": measure([Spell(0, 3_600_000_000, "train", samples=36_000, busy_us=1_800_000_000)]),
@@ -13,9 +13,11 @@ RUNS = {
 
 
 def test_a_row_says_throughput_and_where_the_time_went():
-    head, recycle, oobleck = campaign_table(RUNS, fault_free=20.0)
+    head, recycle, oobleck = campaign_table(RUNS, 20.0, {"recycle": 12.5, "oobleck": 10.0}, 25.0)
     cells = dict(zip(head, recycle, strict=True))
-    assert (cells["samples/s"], cells["of fault-free"], cells["bubble"], cells["paused"]) == ("10", "50.0%", "50.0%", "–")
+    assert (cells["samples/s"], cells["bubble"], cells["paused"]) == ("10", "50.0%", "–")
+    assert (cells["of 1F1B"], cells["of own"], cells["of best"]) == ("50.0%", "80.0%", "40.0%")
+    assert oobleck[2:5] == ["12.5%", "25.0%", "10.0%"]  # 2.5 samples a second
     assert dict(zip(head, oobleck, strict=True))["paused"] == "30 min"
 
 
@@ -39,5 +41,19 @@ def test_the_causes_add_up_to_the_time_paused():
         Spell(180_000_000, 480_000_000, "pause", "restart"),
     ]
     runs = {"varuna": measure(spells)}
-    assert dict(zip(*campaign_table(runs, 1.0), strict=True))["paused"] == "8 min"
+    cells = dict(zip(*campaign_table(runs, 1.0, {"varuna": 0.0}, 1.0), strict=True))
+    assert cells["paused"] == "8 min"
+    assert cells["of own"] == "–"  # a system that cannot run the job
     assert pause_table(runs) == [["paused by cause", "checkpoint", "restart"], ["varuna", "3 min", "5 min"]]
+
+
+def test_means_over_seeds_have_their_intervals_and_mean_times():
+    runs = {"oobleck": [RUNS["oobleck"], RUNS["recycle"]]}
+    head, row = seed_table(runs, {"oobleck": [(6.25, 1.5), (0.5, 0.12), None, (0.25, None)]})
+    assert head == ["system", "samples/s", "of 1F1B", "of own", "of best", "paused", "redo", "down"]
+    assert row == ["oobleck", "6.25 ± 1.5", "50.0% ± 12.0%", "–", "25.0%", "15 min", "–", "–"]
+
+
+def test_half_an_interval_has_no_exponent():
+    assert spread_text((12345.6, 123.4), ".4g") == "1.235e+04 ± 123"
+    assert spread_text((5.0, 0.0123), ".4g") == "5 ± 0.012"

@@ -4,7 +4,7 @@ import pytest
 
 from recycle.core.cluster import Shape
 from recycle.sim import iteration_times as timings
-from recycle.sim.reproduce import ablation, fail_slow, scale
+from recycle.sim.reproduce import ablation, fail_slow, scale, thousand
 from recycle.sim.reproduce import planning_time as planner
 from recycle.sim.reproduce import throughput_table as table
 from recycle.sim.reproduce.published_numbers import PublishedRow
@@ -37,4 +37,9 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "NUM_SEEDS", 3)
     monkeypatch.setattr(scale, "MONTH_MODEL", "gpt3-medium")
     monkeypatch.setattr(scale, "MONTH_SHAPE", Shape(2, 4, 4))
+    monkeypatch.setattr(thousand, "MODEL", "gpt3-medium")
+    monkeypatch.setattr(thousand, "SHAPE", Shape(3, 2, 4))
+    monkeypatch.setattr(thousand, "NUM_SEEDS", 2)
+    monkeypatch.setattr(thousand, "DAYS", 5)
+    monkeypatch.setattr(thousand, "FAILURE_DAYS", 30)
     monkeypatch.setattr(planner, "SHAPES", (Shape(2, 2, 4), Shape(4, 1, 2)))

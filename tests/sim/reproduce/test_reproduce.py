@@ -195,10 +195,8 @@ def test_the_ablation_has_a_row_for_every_technique(small, tmp_path):
 
 def test_scale_compares_steady_throughput_and_a_month(small, tmp_path):
     result = scale.run_scale(tmp_path)
-    steady, ratios, month = result.tables
-    assert is_rectangular(steady)
-    assert is_rectangular(ratios)
-    assert is_rectangular(month)
+    quiet, steady, own, best, ratios, month = result.tables
+    assert all(is_rectangular(each) for each in result.tables)
     head = list(steady.rows[0])
     assert head == ["cluster", "micro-batches", "shared layers", "dead", *scale.STEADY, scale.ONE_GPU_LOST]
     assert [(row[0], row[1], row[3]) for row in steady.rows[1:4]] == [
@@ -210,6 +208,19 @@ def test_scale_compares_steady_throughput_and_a_month(small, tmp_path):
     columns = {name: [row[head.index(name)] for row in steady.rows[1:]] for name in ("fault-scaled", "replica-drop")}
     assert columns == {"fault-scaled": ["0.875"] * 6, "replica-drop": ["0.500"] * 3 + ["0.750"] * 3}
     assert [row[0] for row in ratios.rows[1:]] == list(scale.PUBLISHED_RATIOS)
+    for other in (own, best):
+        assert other.rows[0] == head
+        assert [row[:4] for row in other.rows] == [row[:4] for row in steady.rows]
+    # What 1F1B keeps of itself is what it keeps of 1F1B; ReCycle keeps less of its own schedule, which is better.
+    for row, of_own in zip(steady.rows[1:], own.rows[1:], strict=True):
+        assert row[head.index("replica-drop")] == of_own[head.index("replica-drop")]
+        assert float(row[head.index("recycle")]) > float(of_own[head.index("recycle")])
+    assert [row[0] for row in quiet.rows[1:]] == ["gpt3-medium, 64 GPUs, 2 x 4", "gpt3-medium, 64 GPUs, 4 x 2"]
+    beside = dict(zip(quiet.rows[0], quiet.rows[1], strict=True))
+    assert beside["replica-drop"] == beside["fault-scaled"] == "1.000"
+    assert float(beside["best"]) >= float(beside["recycle"]) > 1
+    assert best.rows[1][-1] != "–"  # another reading of a system has that system's own throughput
+    assert month.rows[0] == ["system", "of 1F1B", "of own", "of best"]
     assert [row[0] for row in month.rows[1:]] == list(SYSTEMS)
     assert list(result.facts["month"]) == list(SYSTEMS)
     assert max(result.facts["month"].values()) == result.facts["month"]["ideal"]
@@ -226,9 +237,10 @@ def test_dead_workers_are_drawn_at_random_but_the_same_for_all(small):
 
 def test_slow_workers_are_compared_steadily_and_over_a_day(small, tmp_path):
     result = fail_slow.run_fail_slow(tmp_path)
-    steady, day = result.tables
-    assert is_rectangular(steady)
-    assert is_rectangular(day)
+    quiet, steady, own, best, day, *days = result.tables
+    assert all(is_rectangular(each) for each in result.tables)
+    assert [len(each.rows) for each in (own, best, *days)] == [len(steady.rows)] * 2 + [len(day.rows)] * 2
+    assert len(quiet.rows) == 3
     assert [row[:2] for row in steady.rows[1:3]] == [["gpt3-medium, 2 x 4", "1%"], ["gpt3-medium, 2 x 4", "5%"]]
     # One of eight workers at 60 %: the yardstick has 7.6 of 8.
     assert {row[2] for row in steady.rows[1:]} == {"0.950"}

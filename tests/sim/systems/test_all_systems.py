@@ -23,6 +23,9 @@ from tests.sim.jobs import small_job
 SECOND = 1_000_000
 SHAPES = (Shape(3, 2, 4), Shape(2, 3, 5), Shape(1, 2, 3), Shape(4, 1, 2))
 NUM_SPARES = 2
+# Another node is always there for a job with spares, however many have left: it has its own test.
+SPARES = ("checkpoint-restart-spare", "checkpoint-restart-spare-zb")
+OTHERS = [name for name in SYSTEMS if name not in SPARES]
 DEFAULT = Constants.for_model(1e9)
 
 
@@ -130,8 +133,7 @@ def step_of(shape):
     return shape.num_pipelines * shape.num_microbatches  # one sample a micro-batch
 
 
-# Another node is always there for a job with spares, however many have left: it has its own test.
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in ("ideal", "checkpoint-restart-spare")])
+@pytest.mark.parametrize("name", [name for name in OTHERS if name != "ideal"])
 @settings(deadline=None, max_examples=60)
 @given(campaigns())
 def test_nobody_is_faster_than_the_ideal(system, name, campaign):
@@ -155,7 +157,7 @@ def slow_campaigns(draw):
     return shape, constants, trace.with_slowdowns(found)
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in ("ideal", "checkpoint-restart-spare")])
+@pytest.mark.parametrize("name", [name for name in OTHERS if name != "ideal"])
 @settings(deadline=None, max_examples=15)
 @given(slow_campaigns())
 def test_slow_workers_break_no_account_and_make_nobody_faster_than_the_ideal(system, name, campaign):
@@ -167,13 +169,14 @@ def test_slow_workers_break_no_account_and_make_nobody_faster_than_the_ideal(sys
     assert samples(record) <= samples(run(system, campaign, "ideal")) + num_steps * step_of(campaign[0])
 
 
+@pytest.mark.parametrize("name", SPARES)
 @settings(deadline=None, max_examples=60)
 @given(campaigns())
-def test_a_job_with_endless_spares_is_not_faster_than_the_ideal_that_nobody_leaves(system, campaign):
+def test_a_job_with_endless_spares_is_not_faster_than_the_ideal_that_nobody_leaves(system, name, campaign):
     shape, constants, trace = campaign
     nobody_leaves = shape, constants, Trace(tuple(Change(0, True, str(worker)) for worker in shape.workers()), trace.end_us)
     best = samples(run(system, nobody_leaves, "ideal"))
-    assert samples(run(system, campaign, "checkpoint-restart-spare")) <= best + step_of(shape)
+    assert samples(run(system, campaign, name)) <= best + step_of(shape)
 
 
 def test_the_ideal_does_not_wait_for_a_step_that_one_worker_began_alone(system):
@@ -206,7 +209,7 @@ def test_the_same_trace_gives_the_same_record(system, name, campaign):
     assert run(system, campaign, name) == run(system, campaign, name)
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "checkpoint-restart-spare"])
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_when_everybody_has_left_the_job_is_down_until_the_end(system, name, shape):
     names = [str(worker) for worker in shape.workers()]
@@ -225,7 +228,7 @@ def test_a_job_whose_nodes_come_late_waits_for_them(system, name):
     found = measure(simulate_trace(system(name, shape, "default"), trace, shape, DEFAULT.ready_us))
     assert found.samples > 0
     # Three stages on one node do not fit most systems: these are down for 60 s, and 45 s until the others can be used.
-    alone = {"elaswave", "resihp", "odyssey", "oobleck", "varuna", "checkpoint-restart-spare", "fault-scaled", "ideal"}
+    alone = {"elaswave", "resihp", "odyssey", "oobleck", "oobleck-zb", "varuna", *SPARES, "fault-scaled", "ideal"}
     assert found.down_us == (0 if name in alone else 105 * SECOND)
 
 

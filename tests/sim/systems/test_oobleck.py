@@ -14,6 +14,7 @@ from recycle.core.events.trace import Change, Trace
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
 from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.campaign.trace_simulation import simulate_trace
+from recycle.sim.fault_free_schedule import FaultFreeSchedule
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, Pause
@@ -254,9 +255,10 @@ def test_every_microsecond_of_any_trace_is_in_one_spell(trace):
 def test_nodes_that_join_are_used_from_the_next_reconfiguration_on_and_one_node_is_too_few(monkeypatch):
     """A second a step with four nodes, and a second more for each that is missing."""
     sizes, job = range(2, 5), SimpleNamespace(shape=Shape(2, 2, 4), samples_per_step=10, scaled_us=round)
-    monkeypatch.setattr(policy, "best_sizes", lambda job, faults, num_nodes: (num_nodes,) if num_nodes in sizes else ())
-    monkeypatch.setattr(policy, "layout_iteration_us", lambda job, faults, sizes: (5 - sum(sizes)) * SECOND)
-    monkeypatch.setattr(policy, "instances", lambda job, faults: SimpleNamespace(sizes=sizes, costs=SimpleNamespace(work_us=1)))
+    monkeypatch.setattr(policy, "best_sizes", lambda job, faults, num_nodes, schedule: (num_nodes,) if num_nodes in sizes else ())
+    monkeypatch.setattr(policy, "layout_iteration_us", lambda job, faults, sizes, schedule: (5 - sum(sizes)) * SECOND)
+    made = SimpleNamespace(sizes=sizes, costs=SimpleNamespace(work_us=1))
+    monkeypatch.setattr(policy, "instances", lambda job, faults, schedule: made)
     names = ["a", "b", "c", "d"]
     changes = [*(Change(0, True, name) for name in names), Change(10 * SECOND, False, "a"), Change(20 * SECOND, True, "a")]
     changes += [Change(at_s * SECOND, False, name) for at_s, name in ((30, "b"), (40, "c"), (50, "d"))]
@@ -273,3 +275,20 @@ def test_nodes_that_join_are_used_from_the_next_reconfiguration_on_and_one_node_
         (48, 50, "redo", 0),
         (50, 60, "down", 0),
     ]
+
+
+def test_with_zero_bubble_it_repairs_its_pipelines_as_published_and_its_steps_are_shorter():
+    job = SimulatedJob.of("gpt3-6.7b", "a100-80", Shape(4, 8, 8))
+    published, without = (Oobleck(job, SECOND, schedule=schedule) for schedule in FaultFreeSchedule)
+    first = Members(job.shape, frozenset(job.shape.workers()))
+    dead = Worker(1, 2)
+    event = MembershipChange(SECOND, Members(job.shape, first.live - {dead}), left=(dead,))
+    for system in (published, without):
+        begun = system.begin(first)
+        after = system.change(event, begun.state)
+        assert (after.loses, [pause.cause for pause in after.pauses]) == (Loss.STEP, ["reconfigure"])
+        assert sum(after.state.sizes) == 31
+    slow, fast = (system.begin(first).steady_state for system in (published, without))
+    assert fast.samples == slow.samples
+    # No more can be gained than the bubbles: the work of 32 nodes, all of them busy, is the least that a step takes.
+    assert slow.busy_share * slow.step_us < fast.step_us < slow.step_us

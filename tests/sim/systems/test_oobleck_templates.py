@@ -11,6 +11,7 @@ from recycle.core.cluster import Shape
 from recycle.core.profile import Link
 from recycle.planner.profiles.catalog import ModelSpec, parse_gpu
 from recycle.planner.profiles.estimate import LayerCost
+from recycle.sim.fault_free_schedule import FaultFreeSchedule
 from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.oobleck.instances import Instances, TemplateCosts, instances, slowest_ns
 from recycle.sim.systems.oobleck.multisets import exchanges, multisets, num_multisets, of_two_sizes
@@ -36,9 +37,12 @@ def all_cuts(num_layers, num_stages):
         yield [end - start for start, end in pairwise((0, *ends, num_layers))]
 
 
-def hand_made(slowest, *, num_microbatches=12, num_wanted=1, fewest=1, gradient_bytes=0.0, link=None):
+def hand_made(slowest, *, num_microbatches=12, num_wanted=1, fewest=1, gradient_bytes=0.0, link=None, hidden=0):
     """Instances of templates from `fewest` nodes on whose slowest stages take so many µs; one micro-batch takes 100 µs in all."""
-    made = tuple(Template((1,) * size, 1000 * latency, gradient_bytes / size) for size, latency in enumerate(slowest, fewest))
+    made = tuple(
+        Template((1,) * size, 1000 * latency, gradient_bytes / size, 1000 * hidden)
+        for size, latency in enumerate(slowest, fewest)
+    )
     return Instances(made, num_wanted, TemplateCosts(num_microbatches, 100_000, link or Link(), 0.0))
 
 
@@ -151,18 +155,23 @@ def all_splits(num_microbatches, num_pipelines):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 8))
-def test_the_batch_is_split_so_that_the_slowest_pipeline_is_fastest(latencies, num_microbatches):
-    splits = all_splits(num_microbatches, len(latencies))
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=3), st.integers(1, 8))
+def test_the_batch_is_split_so_that_the_slowest_pipeline_is_fastest(pipelines, num_microbatches):
+    splits = all_splits(num_microbatches, len(pipelines))
     best = min(
-        max((number - 1) * latency for number, latency in zip(split, latencies, strict=True) if number) for split in splits
+        max((number - 1) * latency - hidden for number, (latency, hidden) in zip(split, pipelines, strict=True) if number)
+        for split in splits
     )
-    assert slowest_ns([(latency, 1) for latency in latencies], num_microbatches) == best
+    assert slowest_ns([(latency, 1, hidden) for latency, hidden in pipelines], num_microbatches) == best
 
 
 def test_a_faster_pipeline_takes_more_of_the_batch():
     # 8 and 4 micro-batches: 100 + 7 * 10 against 100 + 3 * 20; with 7 and 5 it would be 180.
     assert hand_made([20, 10]).iteration_us((2, 1)) == 170
+
+
+def test_a_schedule_without_bubbles_hides_a_part_of_fill_and_drain():
+    assert hand_made([20, 10], hidden=80).iteration_us((2, 1)) == 90
 
 
 def test_pipelines_reduce_the_gradients_of_the_biggest_stage():
@@ -211,9 +220,9 @@ def jobs(draw, most_nodes=24):
 
 
 @settings(max_examples=60, deadline=None)
-@given(jobs(), st.integers(0, 3), st.data())
-def test_a_bounded_search_finds_the_best_of_all_but_for_one_percent(job, faults, data):
-    given_ = instances(job, faults)
+@given(jobs(), st.integers(0, 3), st.sampled_from(FaultFreeSchedule), st.data())
+def test_a_bounded_search_finds_the_best_of_all_but_for_one_percent(job, faults, schedule, data):
+    given_ = instances(job, faults, schedule)
     num_nodes = data.draw(st.integers(1, job.num_nodes))
     all_, bounded = given_.best(num_nodes, most_layouts=10**9), given_.best(num_nodes, most_layouts=0)
     assert sum(all_) == sum(bounded)
@@ -222,9 +231,9 @@ def test_a_bounded_search_finds_the_best_of_all_but_for_one_percent(job, faults,
 
 
 @settings(max_examples=30, deadline=None)
-@given(jobs(most_nodes=9), st.integers(0, 3))
-def test_no_other_pipelines_are_faster_than_the_best(job, faults):
-    given_ = instances(job, faults)
+@given(jobs(most_nodes=9), st.integers(0, 3), st.sampled_from(FaultFreeSchedule))
+def test_no_other_pipelines_are_faster_than_the_best(job, faults, schedule):
+    given_ = instances(job, faults, schedule)
     found = given_.best(job.num_nodes)
     assume(found)
     others = (

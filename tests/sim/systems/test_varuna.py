@@ -142,6 +142,16 @@ def test_a_node_that_makes_it_faster_is_taken_in_after_a_checkpoint():
     ]
 
 
+def test_a_node_that_joins_while_the_job_restarts_needs_no_checkpoint():
+    # The loss at 20 s begins a restart of 5 s; the node that joins at 22 s begins it again, and nothing was trained meanwhile.
+    found = spell_rows(spells(trace((20, False, "W1_1"), (22, True, "W1_1"), end_s=40)))
+    assert found[5:8] == [
+        (20.0, 22.0, "pause", "restart", 0),
+        (22.0, 27.0, "pause", "restart", 0),
+        (27.0, 34.5, "train", "", 80),
+    ]
+
+
 def test_a_node_that_makes_it_no_faster_changes_nothing():
     losses = [(20, False, "W0_0"), (20, False, "W0_1")]
     found = spell_rows(spells(trace(*losses, (21, True, "W0_0"), end_s=31)))

@@ -36,6 +36,8 @@ def add_failure_options(changes: argparse._ActionsContainer) -> None:
     changes.add_argument("--spares", type=int, default=0, metavar="N", help=about)
     changes.add_argument("--hours", type=float, metavar="H", help="how long (default: 6, or as long as the trace)")
     changes.add_argument("--seed", type=int, default=1, help="which workers fail (default: 1)")
+    about = "simulate N seeds, from that one on: means with 90 %% intervals (default: 1)"
+    changes.add_argument("--seeds", type=int, default=1, metavar="N", help=about)
 
 
 def read_trace(args: argparse.Namespace, job: SimulatedJob) -> Trace:

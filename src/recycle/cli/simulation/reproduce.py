@@ -15,6 +15,7 @@ from recycle.sim.reproduce.experiment_result import ExperimentResult
 from recycle.sim.reproduce.fail_slow import run_fail_slow
 from recycle.sim.reproduce.planning_time import run_planning_time
 from recycle.sim.reproduce.scale import run_scale
+from recycle.sim.reproduce.thousand import run_thousand
 from recycle.sim.reproduce.throughput_table import run_throughput_table
 
 _EXAMPLES = """\
@@ -23,6 +24,7 @@ experiments:
   ablation  what each technique is worth, for 1 to 4 dead workers
   scale     models of 18 to 146 billion parameters on 256 to 1,536 GPUs; a month on 16,384
   slow      slow workers, slow links and drift on the same clusters
+  thousand  1,024 GPUs for 30 days, ten seeds: what is scheduling, what is fault handling
   planner   how long a plan library for 2,048 GPUs takes
 
 examples:
@@ -35,6 +37,7 @@ _EXPERIMENTS: dict[str, Callable[[Path | None, Tick], ExperimentResult]] = {
     "ablation": lambda folder, tick: run_ablation(folder),
     "scale": lambda folder, tick: run_scale(folder),
     "slow": lambda folder, tick: run_fail_slow(folder),
+    "thousand": run_thousand,
     "planner": lambda folder, tick: run_planning_time(tick),
 }
 
@@ -57,9 +60,10 @@ def run_reproduce(args: argparse.Namespace) -> None:
         result = _EXPERIMENTS[args.experiment](cache_folder(args), lambda done: progress.update(task, completed=done))
     tables = {table.caption: table.rows for table in result.tables}
     made_by, picture = f"recycle reproduce {result.name}", f"{result.name}.png"
-    text = document(result.title, made_by, result.assumptions, tables, picture, result.findings)
+    text = document(result.title, made_by, result.assumptions, tables, picture, result.findings, result.answer)
     facts = {"experiment": result.name, "assumptions": list(result.assumptions), "results": result.facts}
     facts |= {"findings": list(result.findings)} if result.findings else {}
+    facts |= {"answer": list(result.answer)} if result.answer else {}
     if args.out:
         # matplotlib takes half a second to import
         from recycle.report.figures.bar_groups import Panel, draw_bars

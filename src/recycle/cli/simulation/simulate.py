@@ -5,10 +5,13 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from recycle.cli import arguments
+from recycle.cli.simulation.constants_options import add_constants_option, constants_note, constants_of_run, job_constants
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
 from recycle.cli.simulation.job_options import add_job_options, profile_note, read_simulated_job
+from recycle.cli.simulation.seed_output import seed_json, seed_text
 from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Started
@@ -20,9 +23,9 @@ from recycle.report.record.metrics import Metrics, measure
 from recycle.report.record.prices import PaidRun, paid_table, refuse_price
 from recycle.report.record.tables import aligned, campaign_table, down_notes, pause_table
 from recycle.sim.campaign.campaign import Case, run_cases
+from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
 from recycle.sim.campaign.spares import paid_workers
 from recycle.sim.job import SimulatedJob
-from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
@@ -50,6 +53,9 @@ examples:
       --failures llama3 --spares 4 --gpu-price 2.50 --hours 720
   your own model by its measured profile, on devices of 80 GiB
     recycle simulate --profile profile.json --memory 80GiB --pipelines 8 --stages 4 --microbatches 16 --mtbf 30d --rejoin 2h
+  ten random months, with means and 90 % intervals
+    recycle simulate --model gpt-76.1b,microbatch=4 --gpu h100 --tensor-parallel 8 --pipelines 16 --stages 8 --microbatches 28 \\
+      --mtbf 264d --rejoin 24h --hours 720 --seeds 10 --systems recycle,replica-drop-zb,checkpoint-restart-spare-zb
   nobody fails, and the fault-free job is as fast as a measured one
     recycle simulate --model gpt3-6.7b --gpu a100-80 --pipelines 4 --stages 8 --microbatches 32 --fault-free 5.33"""
 
@@ -65,7 +71,7 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     add_failure_options(parser.add_argument_group("failures"))
     assumptions = parser.add_argument_group("assumptions")
-    arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
+    add_constants_option(assumptions)
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
@@ -90,26 +96,32 @@ def run_simulate(args: argparse.Namespace) -> None:
     if args.gpu_price is not None:
         refuse_price(args.gpu_price)
     context = make_context(args)
-    trace = read_trace(args, context.job)
+    traces = [read_trace(argparse.Namespace(**{**vars(args), "seed": seed}), context.job) for seed in _seeds(args)]
     refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")
+    cases = [Case(name, context, trace) for trace in traces for name in names]
     with progress_bar() as progress:
-        task = progress.add_task("planning and simulating", total=len(names))
-        cases = [Case(name, context, trace) for name in names]
-        records = dict(zip(names, run_cases(cases, lambda done: progress.update(task, completed=done)), strict=True))
-    fault_free = fault_free_throughput(context)
-    _write(args, records, context, fault_free)
-    metrics = {name: measure(record) for name, record in records.items()}
-    print(_json(args, context, trace, fault_free, metrics) if args.json else _text(args, context, trace, fault_free, metrics))
+        task = progress.add_task("planning and simulating", total=len(cases))
+        found = run_cases(cases, lambda done: progress.update(task, completed=done))
+        rates = fault_free_rates(context, names)
+    records = {name: found[number :: len(names)] for number, name in enumerate(names)}
+    _write(args, records, context, rates.one_f_one_b)
+    runs = {name: [measure(record) for record in own] for name, own in records.items()}
+    print(_json(args, context, traces, rates, runs) if args.json else _text(args, context, traces, rates, runs))
+
+
+def _seeds(args: argparse.Namespace) -> range:
+    if not 1 <= args.seeds <= 10_000:
+        raise UserError(f"--seeds is {args.seeds}, but it is a number of seeds from 1 to 10,000")
+    if args.seeds > 1 and args.trace:
+        raise UserError("a trace is not random: leave --seeds out")
+    return range(args.seed, args.seed + args.seeds)
 
 
 def make_context(args: argparse.Namespace) -> SystemContext:
     job = read_simulated_job(args)
-    constants = Constants.for_model(job.model.num_parameters)
-    if args.constants:
-        constants = constants.with_file(args.constants)
-    context = SystemContext(job, constants.with_values(args.set), cache_folder(args), shared_layers=_shared_layers(args, job))
+    context = SystemContext(job, job_constants(args, job), cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:
         return context
@@ -147,24 +159,30 @@ def cache_folder(args: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _paid(args: argparse.Namespace, job: SimulatedJob, trace: Trace, metrics: dict[str, Metrics]) -> dict[str, PaidRun]:
-    """What is paid for: the GPUs of all workers and spares, all the time."""
-    workers = {name: paid_workers(name, trace, job.num_nodes, args.spares) for name in metrics}
+def _paid(args: argparse.Namespace, job: SimulatedJob, traces: list[Trace], runs: dict[str, list[Metrics]]) -> dict[str, PaidRun]:
+    """What is paid for: the GPUs of all workers and spares, all the time; throughput is the mean over the seeds."""
+    workers = {name: max(paid_workers(name, trace, job.num_nodes, args.spares) for trace in traces) for name in runs}
     return {
-        name: PaidRun(run.throughput, workers[name] * job.gpus_per_worker, job.model.sequence, args.gpu_price)
-        for name, run in metrics.items()
+        name: PaidRun(
+            fmean(run.throughput for run in seeds), workers[name] * job.gpus_per_worker, job.model.sequence, args.gpu_price
+        )
+        for name, seeds in runs.items()
     }
 
 
-def _write(args: argparse.Namespace, records: dict[str, list[Event]], context: SystemContext, fault_free: float) -> None:
+def _write(args: argparse.Namespace, records: dict[str, list[list[Event]]], context: SystemContext, fault_free: float) -> None:
+    """Write the picture of the first seed, and the records of all."""
     if args.plot:
         # matplotlib takes half a second to import
         from recycle.report.figures.campaign_chart import draw_campaign
 
-        write_bytes(args.plot, draw_campaign(records, _title(context.job), fault_free))
+        first = {name: own[0] for name, own in records.items()}
+        write_bytes(args.plot, draw_campaign(first, _title(context.job), fault_free))
     if args.records:
-        for name, record in records.items():
-            write_record(args.records / f"{name}.jsonl", [Started("simulate", f"{name}: {_title(context.job)}"), *record])
+        for name, own in records.items():
+            for seed, record in zip(_seeds(args), own, strict=True):
+                path = args.records / (f"{name}.jsonl" if args.seeds == 1 else f"{name}-seed{seed}.jsonl")
+                write_record(path, [Started("simulate", f"{name}: {_title(context.job)}"), *record])
 
 
 def _title(job: SimulatedJob) -> str:
@@ -177,49 +195,85 @@ def _title(job: SimulatedJob) -> str:
     )
 
 
-def _json(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
-    job, paid = context.job, _paid(args, context.job, trace, metrics)
+def _json(
+    args: argparse.Namespace, context: SystemContext, traces: list[Trace], rates: FaultFreeRates, runs: dict[str, list[Metrics]]
+) -> str:
+    job, trace, measured = context.job, traces[0], constants_of_run(args)
+    paid = _paid(args, job, traces, runs)
     facts = {
         "model": job.model.name,
         "gpu": job.gpu.name,
         "nodes": job.num_nodes,
         "samples_per_step": job.samples_per_step,
-        "fault_free": round(fault_free, 6),
+        "fault_free": round(rates.one_f_one_b, 6),
+        "best_fault_free": round(rates.best, 6),
+        "best_schedule": rates.best_schedule,
         "hours": trace.end_us / 3.6e9,
         "failures": trace.num_failures,
         "slowdowns": len(trace.slowdowns),
         "seed": None if args.trace else args.seed,
         "failure_model": args.failures,
         "spares": args.spares,
-        "systems": {
-            name: {**run.to_json(), "paid": paid[name].to_json(), "goodput": round(run.goodput(fault_free), 6)}
-            for name, run in metrics.items()
-        },
+        "measured_constants": measured.to_json(job.num_nodes) if measured else None,
     }
-    return json.dumps(facts)
+    if args.seeds > 1:
+        counts = {"failures": [one.num_failures for one in traces], "slowdowns": [len(one.slowdowns) for one in traces]}
+        return json.dumps(
+            {
+                **facts,
+                **counts,
+                "seeds": args.seeds,
+                "paid": {name: one.to_json() for name, one in paid.items()},
+                "systems": seed_json(runs, rates),
+            }
+        )
+    systems = {
+        name: {**run.to_json(), "paid": paid[name].to_json(), **_shares(name, run, rates)} for name, (run,) in runs.items()
+    }
+    return json.dumps({**facts, "systems": systems})
 
 
-def _text(args: argparse.Namespace, context: SystemContext, trace: Trace, fault_free: float, metrics: dict[str, Metrics]) -> str:
+def _shares(system: str, run: Metrics, rates: FaultFreeRates) -> dict[str, float | None]:
+    own_share = rates.own_share(system, run.throughput)
+    return {
+        "goodput": round(run.goodput(rates.one_f_one_b), 6),
+        "own_fault_free": round(rates.own[system], 6),
+        "own_share": None if own_share is None else round(own_share, 6),
+        "best_share": round(rates.best_share(run.throughput), 6),
+    }
+
+
+def _text(
+    args: argparse.Namespace, context: SystemContext, traces: list[Trace], rates: FaultFreeRates, runs: dict[str, list[Metrics]]
+) -> str:
+    baseline = f"fault-free 1F1B {rates.one_f_one_b:.4g} samples/s, {context.job.samples_per_step} samples a step"
+    lines = [
+        _title(context.job),
+        *filter(None, (profile_note(context.job), constants_note(args, context.job))),
+        f"{_counts(traces[0])}; {baseline}" if args.seeds == 1 else baseline,
+        f"best fault-free schedule {rates.best:.4g} samples/s ({rates.best_schedule})",
+        "shares: of fault-free 1F1B, of the system's own throughput without failures, of the best fault-free schedule",
+    ]
+    lines += seed_text(runs, rates) if args.seeds > 1 else _one_seed({name: run for name, (run,) in runs.items()}, rates)
+    if args.spares or args.gpu_price is not None:
+        lines += ["", aligned(paid_table(_paid(args, context.job, traces, runs)))]
+    if args.plot:
+        lines += ["", f"wrote {args.plot}{f', of seed {args.seed}' if args.seeds > 1 else ''}"]
+    return "\n".join(lines)
+
+
+def _counts(trace: Trace) -> str:
     num_joins = len(trace.later) - trace.num_failures
     counts = f"{format_duration(trace.end_us)}, failures: {trace.num_failures}, joins: {num_joins}"
     if trace.num_hangs:
         counts += f", hangs: {trace.num_hangs}"
-    if trace.slowdowns:
-        counts += f", slow: {len(trace.slowdowns)}"
-    note = profile_note(context.job)
-    lines = [
-        _title(context.job),
-        *([note] if note else []),
-        f"{counts}; fault-free 1F1B {fault_free:.4g} samples/s, {context.job.samples_per_step} samples a step",
-        "",
-        aligned(campaign_table(metrics, fault_free)),
-    ]
-    if args.spares or args.gpu_price is not None:
-        lines += ["", aligned(paid_table(_paid(args, context.job, trace, metrics)))]
+    return f"{counts}, slow: {len(trace.slowdowns)}" if trace.slowdowns else counts
+
+
+def _one_seed(metrics: dict[str, Metrics], rates: FaultFreeRates) -> list[str]:
+    lines = ["", aligned(campaign_table(metrics, rates.one_f_one_b, rates.own, rates.best))]
     if causes := pause_table(metrics):
         lines += ["", aligned(causes)]
     if notes := down_notes(metrics):
         lines += ["", *notes]
-    if args.plot:
-        lines += ["", f"wrote {args.plot}"]
-    return "\n".join(lines)
+    return lines

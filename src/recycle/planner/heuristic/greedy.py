@@ -35,8 +35,8 @@ _ASSIGNMENT_SHARE = 0.3
 # These compute so many starts for each op that the runs would place, because they choose nothing.
 _RUNS_SHARE_WITH_CUTS, _STARTS_OF_AN_OP = 0.4, 10
 # Where chains are not cut, list scheduling gets this share of its runs, and steps that change orders compute at most so many
-# starts for each op.
-_RUNS_SHARE_WITHOUT_CUTS, _MOST_STARTS_OF_AN_OP = 0.7, 20_000
+# starts, for each op and in all. With more ops than this there would not be enough steps for each.
+_RUNS_SHARE_WITHOUT_CUTS, _MOST_STARTS_OF_AN_OP, _MOST_STARTS, _MOST_OPS_FOR_STEPS = 0.7, 20_000, 24_000_000, 20_000
 # A search of this many runs calls every kernel.
 _RUNS_OF_ALL = 100
 
@@ -82,12 +82,14 @@ def _num_ops(problem: Problem) -> int:
 
 
 def _order_effort(problem: Problem, effort: int) -> int:
-    """How many starts the search over orders and cuts computes: none for very many ops, and none if whole passes are cut."""
+    """How many starts the search over orders and cuts computes: none for very many ops, nor if whole backward passes are cut."""
     if problem.shape.num_stages == 1 or _num_ops(problem) > _LARGE_OPS:
         return 0
     if problem.held_layers is not None:
         return int(effort * (1 - _RUNS_SHARE_WITH_CUTS) * _STARTS_OF_AN_OP) if problem.techniques.decoupled else 0
-    most = _MOST_STARTS_OF_AN_OP * _num_ops(problem)
+    if _num_ops(problem) > _MOST_OPS_FOR_STEPS:
+        return 0
+    most = min(_MOST_STARTS, _MOST_STARTS_OF_AN_OP * _num_ops(problem))
     return min(most, int(effort * (1 - _RUNS_SHARE_WITHOUT_CUTS) * _STARTS_OF_AN_OP))
 
 

@@ -19,7 +19,6 @@ NO_CHANGE, CUT_CHANGE, MOVE_CHANGE, OPENING_CHANGE = range(4)
 # Of the steps that change an order, the share that changes an end of a block; the others swap two ops. Of all steps, the share
 # that shifts an opening.
 _BLOCK_SHARE, _OPEN_SHARE = 0.5, 0.05
-_LONGEST_RUN = 8
 # A step starts from the end of a worker that is at most so much better than the worst, and shifts an opening by at most so much;
 # as shares of the mean length of an op.
 _NEARLY, _FARTHEST = 0.4, 1.1
@@ -115,7 +114,7 @@ def _shift_cuts(tables: CutTables, state: OrderState, chain: int, first: int, la
 def _try_cuts(tables: CutTables, state: OrderState, chain: int, first: int, last: int, shift: int) -> bool:
     """Shift the cuts of a chain at a run of boundaries, and say so; or leave them, if that is not legal."""
     at = state.positions
-    if first < 1 or last > tables.pipeline.shape[0] - 1:
+    if first > last:
         return False
     for boundary in range(first, last + 1):
         if not tables.lows[boundary] <= at[boundary, chain] + shift <= tables.highs[boundary]:
@@ -207,11 +206,18 @@ def _a_late_worker(spans: Ints, nearly_us: float, choice: float) -> int:
 
 
 @uncounted
-def _boundaries(stage: int, num_stages: int, how: float, far: float) -> tuple[int, int, int]:
-    """The boundaries that shift, first and last, and by how much, if a layer goes from `stage` to one before or after it."""
-    if how < 0.5:
-        return stage - int(far * min(_LONGEST_RUN, stage)), stage, 1
-    return stage + 1, stage + 1 + int(far * min(_LONGEST_RUN, num_stages - 1 - stage)), -1
+def _boundaries(tables: CutTables, spans: Ints, stage: int, chain: int, one: float, other: float) -> tuple[int, int, int]:
+    """The boundaries that shift, first and last, and by how much, if a layer goes from `stage` to another one.
+
+    Of two stages by random numbers it goes to the one whose worker has the shorter span.
+    """
+    num_stages, num_pipelines = tables.pipeline.shape[0], tables.thousandths.shape[1]
+    to, second = int(one * num_stages), int(other * num_stages)
+    span = spans[to * num_pipelines + tables.pipeline[to, chain]]
+    second_span = spans[second * num_pipelines + tables.pipeline[second, chain]]
+    if to == stage or (second != stage and second_span < span):
+        to = second
+    return (to + 1, stage, 1) if to < stage else (stage + 1, to, -1)
 
 
 @uncounted
@@ -238,8 +244,8 @@ def change_order(
     at = int(pick * size)
     op = path[at]
     if which < tables.cut_share:
-        first, last, shift = _boundaries(rows.links[op, STAGE], tables.pipeline.shape[0], how, far)
         chain = rows.links[op, CHAIN]
+        first, last, shift = _boundaries(tables, spans, rows.links[op, STAGE], chain, how, far)
         return (CUT_CHANGE if _try_cuts(tables, state, chain, first, last, shift) else NO_CHANGE), chain, first, last, shift
     if which >= 1 - _OPEN_SHARE and tables.is_staggered:
         stage, shift = worker // num_pipelines, 1 + int(far * _FARTHEST * tables.scale)

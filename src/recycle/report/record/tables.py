@@ -1,19 +1,30 @@
 """Tables as rows of text cells: the metrics of a campaign, and their form for a terminal or in Markdown."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from recycle.core.units import format_duration
 from recycle.report.record.metrics import Metrics
 
+_SHARES = ["system", "samples/s", "of 1F1B", "of own", "of best"]
+_TIMES = ["paused", "redo", "down"]
+Spread = tuple[float, float | None]
+"""A mean, and half of its interval; None for a single value."""
 
-def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[str]]:
-    """Return the head and one row a system: throughput, share of fault-free, lost samples, time by use."""
-    head = ["system", "samples/s", "of fault-free", "redone", "dropped", "bubble", "paused", "redo", "down"]
+
+def campaign_table(
+    runs: Mapping[str, Metrics], fault_free: float, own_fault_free: Mapping[str, float], best_fault_free: float
+) -> list[list[str]]:
+    """Return the head and one row a system: throughput, its shares, lost samples, time by use.
+
+    The shares are those of fault-free 1F1B, of the system's own throughput without failures, and of the best schedule without
+    failures, which are given in samples per second.
+    """
     rows = [
         [
             name,
             f"{run.throughput:.4g}",
-            f"{run.goodput(fault_free):.1%}",
+            *(_share(run, rate) for rate in (fault_free, own_fault_free[name], best_fault_free)),
             f"{run.redone_samples:,}",
             f"{run.dropped_samples:,}",
             f"{run.bubble_share:.1%}",
@@ -21,7 +32,31 @@ def campaign_table(runs: Mapping[str, Metrics], fault_free: float) -> list[list[
         ]
         for name, run in runs.items()
     ]
-    return [head, *rows]
+    return [[*_SHARES, "redone", "dropped", "bubble", *_TIMES], *rows]
+
+
+def seed_table(runs: Mapping[str, Sequence[Metrics]], shares: Mapping[str, Sequence[Spread | None]]) -> list[list[str]]:
+    """Return the head and one row a system: throughput and time by use as means over runs.
+
+    `shares` are the throughput and the three shares of it, with their intervals.
+    """
+    rows = []
+    for name, own in runs.items():
+        throughput, *others = shares[name]
+        cells = [spread_text(throughput, ".4g"), *(spread_text(share, ".1%") for share in others)]
+        times = ([run.pause_us + run.checkpoint_us for run in own], [run.redo_us for run in own], [run.down_us for run in own])
+        rows.append([name, *cells, *(_time(round(fmean(each))) for each in times)])
+    return [[*_SHARES, *_TIMES], *rows]
+
+
+def spread_text(spread: Spread | None, form: str) -> str:
+    """A mean and half of its interval; a dash for nothing."""
+    if spread is None:
+        return "–"
+    mean, half_width = spread
+    if half_width is None:
+        return f"{mean:{form}}"
+    return f"{mean:{form}} ± {half_width:{'.0f' if form == '.4g' and half_width >= 100 else form.replace('.4g', '.2g')}}"
 
 
 def pause_table(runs: Mapping[str, Metrics]) -> list[list[str]]:
@@ -42,6 +77,10 @@ def down_notes(runs: Mapping[str, Metrics]) -> list[str]:
     """Return a line for each system that was down, with its longest cause."""
     longest = {name: next(iter(run.downs_us)) for name, run in runs.items() if run.downs_us}
     return [f"{name} was down for {_time(runs[name].down_us)}: {reason}" for name, reason in longest.items()]
+
+
+def _share(run: Metrics, rate: float) -> str:
+    return f"{run.goodput(rate):.1%}" if rate else "–"
 
 
 def _time(time_us: int) -> str:
@@ -72,9 +111,13 @@ def document(
     tables: Mapping[str, Sequence[Sequence[str]]],
     picture: str,
     findings: Sequence[str] = (),
+    answer: Sequence[str] = (),
 ) -> str:
-    """Return a page of Markdown: assumptions, what the numbers cannot tell, every table under its caption, the picture."""
-    lines = [f"# {title}", "", f"Made by `{made_by}`.", "", "## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
+    """Return a page of Markdown: answer, assumptions, what the numbers cannot tell, tables under their captions, the picture."""
+    lines = [f"# {title}", "", f"Made by `{made_by}`.", ""]
+    if answer:
+        lines += ["## Answer", "", *(f"- {text}" for text in answer), ""]
+    lines += ["## Assumptions", "", *(f"- {text}" for text in assumptions), ""]
     if findings:
         lines += ["## What the numbers cannot tell", "", *(f"- {text}" for text in findings), ""]
     for caption, rows in tables.items():

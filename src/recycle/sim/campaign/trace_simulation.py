@@ -72,10 +72,17 @@ class _JobTimeline:
     def is_down(self) -> bool:
         return self._steady_state.is_down
 
+    @property
+    def _has_unsaved_work(self) -> bool:
+        """Whether there is anything that a checkpoint would save: steps since the last one, or the step in flight."""
+        return bool(self._in_step_us) or any(spell.state == "train" for spell in self._uncommitted)
+
     def apply(self, decision: PolicyDecision) -> None:
         """Discard the work that the decision loses, and switch to its pauses and its steady state."""
         unfinished = self._pauses if decision.keeps_unfinished else []
-        self._pauses = [*decision.pauses, *unfinished]
+        is_saved = decision.secures and not self._has_unsaved_work
+        pauses = [pause for pause in decision.pauses if not (is_saved and pause.cause == "checkpoint")]
+        self._pauses = [*pauses, *unfinished]
         if decision.loses is Loss.NOTHING and self._in_step_us and not self._steady_state.is_down:
             self._next = decision
             return

@@ -26,7 +26,7 @@ class BarPanel:
 class ExperimentResult:
     """The output of an experiment; `facts` are its numbers for scripts, `axis` and `groups` label the chart.
 
-    `findings` say in sentences what the numbers do not show, with figures from them.
+    `findings` say in sentences what the numbers do not show, with figures from them; `answer` says what they show.
     """
 
     name: str
@@ -38,3 +38,4 @@ class ExperimentResult:
     groups: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     findings: Sequence[str] = ()
+    answer: Sequence[str] = ()

@@ -7,12 +7,15 @@ from statistics import mean, median
 from typing import Any
 
 from recycle.core.cluster import Shape
-from recycle.core.events.record import Spell
+from recycle.core.events.record import Event, Spell
+from recycle.core.events.trace import Trace
 from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
+from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
+from recycle.sim.reproduce.share_tables import REFERENCES, ShareTables, fault_free_table, rate_facts, share_of
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
 
@@ -29,7 +32,9 @@ STEADY = (
     "odyssey",
     "odyssey-rerouting",
     "oobleck",
+    "oobleck-zb",
     "replica-drop",
+    "replica-drop-zb",
 )
 # How much faster than ReCycle the papers of other systems measured theirs.
 PUBLISHED_RATIOS = {
@@ -41,7 +46,7 @@ PUBLISHED_RATIOS = {
 # ResiHP where each dead worker has lost one of its GPUs only: no other system can use the others.
 ONE_GPU_LOST = "resihp, 1 GPU lost"
 COLUMNS = (*STEADY, ONE_GPU_LOST)
-HEAD = ("cluster", "micro-batches", "shared layers", "dead", *COLUMNS)
+HEAD = ("cluster", "micro-batches", "shared layers", "dead")
 COMPARED = ("odyssey-rerouting", "recycle-rerouting")
 
 
@@ -73,29 +78,37 @@ _DAY_US = 86_400_000_000
 
 def run_scale(folder: Path | None) -> ExperimentResult:
     """Return the steady throughput of every cluster at every share of dead workers, and the throughput of the month."""
-    facts: dict[str, Any] = {}
-    rows, panels = [], []
+    steady = ShareTables(HEAD, COLUMNS, {ONE_GPU_LOST: "resihp"})
+    rates: dict[str, FaultFreeRates] = {}
+    cells: dict[str, dict[str, list[float]]] = {}
+    panels = []
     for cluster in CLUSTERS:
         for num_pipelines, num_stages in cluster.shapes:
             shape = Shape(num_pipelines, num_stages, cluster.batch // num_pipelines // MICROBATCH)
-            num_shared, shares = _steady(cluster.model, shape, folder)
+            num_shared, found, throughputs = _steady(cluster.model, shape, folder)
             name = f"{cluster.model}, {cluster.num_gpus} GPUs, {num_pipelines} x {num_stages}"
-            facts[name] = shares
+            rates[name] = found
+            cells[name] = {system: [round(one / found.one_f_one_b, 6) for one in own] for system, own in throughputs.items()}
             for number, share in enumerate(SHARES):
-                values = [f"{shares[system][number]:.3f}" for system in COLUMNS]
-                rows.append([name, str(shape.num_microbatches), str(num_shared), f"{share:.0%}", *values])
-            panels.append(
-                BarPanel(f"{cluster.model}, {num_pipelines} x {num_stages}", [f"{share:.0%}" for share in SHARES], shares)
-            )
-    cells = list(facts.values())
-    month = _month(folder)
-    facts["month"] = month
+                labels = [name, str(shape.num_microbatches), str(num_shared), f"{share:.0%}"]
+                steady.add(labels, {system: own[number] for system, own in throughputs.items()}, found)
+            title = f"{cluster.model}, {num_pipelines} x {num_stages}"
+            panels.append(BarPanel(title, [f"{share:.0%}" for share in SHARES], cells[name]))
+    month, month_rates = _month(folder)
+    facts: dict[str, Any] = {
+        **cells,
+        "month": {name: round(rate / month_rates.one_f_one_b, 6) for name, rate in month.items()},
+        "fault-free": {name: rate_facts(found) for name, found in {**rates, "month": month_rates}.items()},
+    }
     tables = (
-        ResultTable("Steady throughput, as a share of fault-free 1F1B", [HEAD, *rows]),
-        ResultTable("Throughput over that of ReCycle without cuts, in all cells of the table above", _ratio_rows(cells)),
+        fault_free_table(rates, STEADY, "cluster"),
+        *steady.tables("Steady throughput"),
         ResultTable(
-            f"{MONTH_DAYS} days on 16,384 GPUs at the failure rate of the Llama 3 run",
-            [["system", "of fault-free 1F1B"], *([name, f"{value:.4f}"] for name, value in month.items())],
+            "Throughput over that of ReCycle without cuts, in all cells of the table above", _ratio_rows([*cells.values()])
+        ),
+        ResultTable(
+            f"{MONTH_DAYS} days on 16,384 GPUs at the failure rate of the Llama 3 run, as shares of fault-free throughput",
+            [["system", *REFERENCES], *([name, *_shares(name, rate, month_rates)] for name, rate in month.items())],
         ),
     )
     return ExperimentResult(
@@ -103,10 +116,17 @@ def run_scale(folder: Path | None) -> ExperimentResult:
     )
 
 
+def _shares(system: str, throughput: float, rates: FaultFreeRates) -> list[str]:
+    found = [share_of(which, system, throughput, rates) for which in REFERENCES]
+    return ["–" if share is None else f"{share:.4f}" for share in found]
+
+
 _ASSUMPTIONS = (
     f"{GPU} GPUs, tensor-parallel degree {TENSOR_PARALLEL}: a worker is a server of {TENSOR_PARALLEL} GPUs and fails as a unit",
     "shapes are ours: one deep, as the paper's 64 stages suggest, and one wide, with the same workers",
     f"global batches are those of Megatron-LM for the same models and GPU counts, in micro-batches of {MICROBATCH} samples",
+    "of own: of the system itself with nobody dead, so that fault handling alone counts; of best: of anybody's best schedule",
+    "systems that end in -zb have a zero-bubble schedule in place of 1F1B; best schedules of another shape count, too",
     "steady state: no pause is counted; the number of dead workers is rounded up",
     f"which workers are dead is random: means of {NUM_SEEDS} draws; for oobleck, fault-scaled and both recycle the number counts",
     "recycle has elastic cuts with as many shared layers as pay, 0 to 2; recycle-rerouting has none",
@@ -136,10 +156,9 @@ def scale_context(model: str, gpu: str, shape: Shape, folder: Path | None) -> Sy
     return SystemContext(job, Constants.for_model(job.model.num_parameters), folder)
 
 
-def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, dict[str, list[float]]]:
-    """The number of shared layers, and the throughput of each system at each share of dead workers, over fault-free 1F1B."""
+def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, FaultFreeRates, dict[str, list[float]]]:
+    """The number of shared layers, the fault-free rates, and the throughput of each system at each share of dead workers."""
     context = scale_context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
-    fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
     counts = [-(-round(share * 1000) * shape.num_workers // 1000) for share in SHARES]
     context.timings.prepare(counts)
     context.cut_timings.prepare(counts)
@@ -147,8 +166,8 @@ def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, dict[st
     partly = replace(context, constants=replace(constants, resihp=replace(constants.resihp, gpu_failures=True)))
     systems = {name: SYSTEMS[name](context) for name in STEADY} | {ONE_GPU_LOST: SYSTEMS["resihp"](partly)}
     draws = [_draws(shape, count, NUM_SEEDS) for count in counts]
-    shares = {name: [round(mean_rate(system, each) / fault_free, 6) for each in draws] for name, system in systems.items()}
-    return context.num_shared, shares
+    throughputs = {name: [mean_rate(system, each) for each in draws] for name, system in systems.items()}
+    return context.num_shared, fault_free_rates(context, STEADY), throughputs
 
 
 def mean_rate(system: System, draws: Sequence[Members]) -> float:
@@ -166,15 +185,18 @@ def _draws(shape: Shape, num_dead: int, num_seeds: int) -> list[Members]:
     return draws
 
 
-def _month(folder: Path | None) -> dict[str, float]:
-    """The throughput of each system over the month, as a share of fault-free 1F1B."""
+def _month(folder: Path | None) -> tuple[dict[str, float], FaultFreeRates]:
+    """The throughput of each system over the month, and the fault-free rates."""
     context = scale_context(MONTH_MODEL, MONTH_GPU, MONTH_SHAPE, folder)
     num_workers = INTERRUPTED_GPUS // TENSOR_PARALLEL
     mtbf_us = INTERRUPTED_DAYS * _DAY_US * num_workers // INTERRUPTIONS
     nodes = failure_traces.worker_names(MONTH_SHAPE.num_pipelines, MONTH_SHAPE.num_stages)
     trace = failure_traces.poisson_trace(nodes, mtbf_us, MONTH_DAYS * _DAY_US, 1, MONTH_REJOIN_H * 3_600_000_000)
-    fault_free = context.job.samples_per_step * 1e6 / context.baseline.period_us
     records = run_cases([Case(name, context, trace) for name in SYSTEMS])
-    seconds = trace.end_us / 1e6
-    done = (sum(event.samples for event in record if isinstance(event, Spell)) for record in records)
-    return {name: round(samples / seconds / fault_free, 6) for name, samples in zip(SYSTEMS, done, strict=True)}
+    rates = [trace_rate(record, trace) for record in records]
+    return dict(zip(SYSTEMS, rates, strict=True)), fault_free_rates(context, SYSTEMS)
+
+
+def trace_rate(record: Sequence[Event], trace: Trace) -> float:
+    """Samples a second over a whole trace."""
+    return sum(event.samples for event in record if isinstance(event, Spell)) * 1e6 / trace.end_us

@@ -1,6 +1,7 @@
 """Checkpoint and restart, as torchrun and Megatron do it: any failure stops the whole job, which resumes from a checkpoint.
 
-Assumptions: 1F1B on all places of the cluster; a checkpoint every `checkpoint_every` steps stops training for `checkpoint_us`;
+Assumptions: 1F1B on all places of the cluster, or a zero-bubble schedule there, by the iteration time that is given (a restart is
+not charged for filling its pipeline); a checkpoint every `checkpoint_every` steps stops training for `checkpoint_us`;
 detection, restart and loading take `restart_us` together. With spares (`has_spares`) a node is always available if any is
 live; without, the job waits until every place is filled again. A node that joins while all places are filled changes nothing.
 """
@@ -8,6 +9,7 @@ live; without, the job waits until every place is filled again. A node that join
 from dataclasses import dataclass
 from typing import Any
 
+from recycle.sim.fault_free_schedule import FaultFreeSchedule
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
@@ -17,7 +19,7 @@ _WAITS = "the job waits until every place is filled again"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestart:
-    """The policy; its state is whether the job runs."""
+    """The policy; its state is whether the job runs. `timing` is an iteration of `schedule`."""
 
     job: SimulatedJob
     timing: IterationTime
@@ -25,10 +27,11 @@ class CheckpointRestart:
     checkpoint_us: int
     restart_us: int
     has_spares: bool = False
+    schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B
 
     @property
     def name(self) -> str:
-        return "checkpoint-restart-spare" if self.has_spares else "checkpoint-restart"
+        return f"checkpoint-restart{'-spare' if self.has_spares else ''}{self.schedule.suffix}"
 
     def begin(self, members: Members) -> PolicyDecision:
         runs = self._can_run(members)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.core.errors import UserError
+from recycle.sim.fault_free_schedule import FaultFreeSchedule
 from recycle.sim.iteration_times import IterationTime, IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import System
@@ -44,6 +45,13 @@ class SystemContext:
         """Fault-free 1F1B."""
         return one_f_one_b_time(self.job.problem(), self.folder)
 
+    def fault_free_time(self, schedule: FaultFreeSchedule) -> IterationTime:
+        """An iteration of a schedule in the shape of the job, while every worker is alive.
+
+        Zero bubble is the planner's plan, with split backward and staggered step, in the memory of the GPUs.
+        """
+        return self.baseline if schedule is FaultFreeSchedule.ONE_F_ONE_B else self.timings.fault_free()
+
     @property
     def timings(self) -> IterationTimes:
         """Iteration times by re-routing alone."""
@@ -75,11 +83,29 @@ def _odyssey(context: SystemContext) -> System:
     return Odyssey(context.job, context.constants.odyssey, context.mtbf_us, context.constants.oobleck.faults)
 
 
-def _checkpoint_restart(context: SystemContext, has_spares: bool = False) -> System:
-    costs, baseline = context.constants.checkpoint_restart, context.baseline
-    step_us = context.job.scaled_us(baseline.period_us)
+def _checkpoint_restart(
+    context: SystemContext, has_spares: bool = False, schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B
+) -> System:
+    costs, timing = context.constants.checkpoint_restart, context.fault_free_time(schedule)
+    step_us = context.job.scaled_us(timing.period_us)
     every = context.steps_between_checkpoints(costs, step_us)
-    return CheckpointRestart(context.job, baseline, every, costs.checkpoint_us, costs.restart_us, has_spares)
+    return CheckpointRestart(context.job, timing, every, costs.checkpoint_us, costs.restart_us, has_spares, schedule)
+
+
+def _replica_drop(schedule: FaultFreeSchedule) -> Callable[[SystemContext], System]:
+    def make(context: SystemContext) -> System:
+        timing = context.fault_free_time(schedule)
+        return ReplicaDrop(context.job, timing, context.constants.replica_drop.reconfigure_us, schedule)
+
+    return make
+
+
+def _oobleck(schedule: FaultFreeSchedule) -> Callable[[SystemContext], System]:
+    def make(context: SystemContext) -> System:
+        costs = context.constants.oobleck
+        return Oobleck(context.job, costs.reconfigure_us, costs.faults, schedule)
+
+    return make
 
 
 SYSTEMS: dict[str, Callable[[SystemContext], System]] = {
@@ -91,21 +117,25 @@ SYSTEMS: dict[str, Callable[[SystemContext], System]] = {
     "resihp": lambda context: ResiHP(context.job, context.constants.resihp),
     "odyssey": waiting(_odyssey),
     "odyssey-rerouting": waiting(lambda context: OdysseyRerouting(context.job, context.constants.odyssey)),
-    "oobleck": waiting(
-        lambda context: Oobleck(context.job, context.constants.oobleck.reconfigure_us, context.constants.oobleck.faults)
-    ),
+    "oobleck": waiting(_oobleck(FaultFreeSchedule.ONE_F_ONE_B)),
+    "oobleck-zb": waiting(_oobleck(FaultFreeSchedule.ZERO_BUBBLE)),
     "bamboo": waiting(
         lambda context: Bamboo(context.job, context.constants.bamboo.rebalance_us, context.constants.bamboo.fatal_us)
     ),
     "varuna": waiting(_varuna),
-    "replica-drop": waiting(
-        lambda context: ReplicaDrop(context.job, context.baseline, context.constants.replica_drop.reconfigure_us)
-    ),
+    "replica-drop": waiting(_replica_drop(FaultFreeSchedule.ONE_F_ONE_B)),
+    "replica-drop-zb": waiting(_replica_drop(FaultFreeSchedule.ZERO_BUBBLE)),
     "checkpoint-restart": waiting(_checkpoint_restart),
     "checkpoint-restart-spare": waiting(lambda context: _checkpoint_restart(context, has_spares=True)),
+    "checkpoint-restart-spare-zb": waiting(
+        lambda context: _checkpoint_restart(context, has_spares=True, schedule=FaultFreeSchedule.ZERO_BUBBLE)
+    ),
     "fault-scaled": lambda context: FaultScaled(context.job, context.baseline),
     "ideal": lambda context: Ideal(context.job, context.baseline),
 }
+
+BOUNDS = frozenset({"ideal", "resihp"})
+"""Systems whose step is a lower bound, and no schedule that could be run."""
 
 
 def parse_systems(text: str) -> list[str]:

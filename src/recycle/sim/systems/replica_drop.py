@@ -1,13 +1,15 @@
 """Replica drop, as torchft does it: a pipeline with a dead worker does not train until the worker is replaced.
 
-Assumptions: the other pipelines run 1F1B with their own micro-batches, so that the batch shrinks and the step takes as long as
-before; the step in flight is discarded and its samples are dropped; a new quorum and new communicators take `reconfigure_us`; a
-complete pipeline copies its state from another one while that one trains, and joins at the next step. Spares fill empty places.
+Assumptions: the other pipelines run 1F1B, or a zero-bubble schedule, with their own micro-batches, so that the batch shrinks and
+the step takes as long as before; the step in flight is discarded and its samples are dropped; a new quorum and new communicators
+take `reconfigure_us`; a complete pipeline copies its state from another one while that one trains, and joins at the next step.
+Spares fill empty places. No pause is charged for filling the pipelines again.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from recycle.sim.fault_free_schedule import FaultFreeSchedule
 from recycle.sim.iteration_times import IterationTime
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
@@ -17,12 +19,16 @@ _NONE_WHOLE = "every pipeline misses a worker: the job waits"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDrop:
-    """The policy; its state is the set of pipelines that train."""
+    """The policy; its state is the set of pipelines that train. `timing` is an iteration of `schedule`."""
 
     job: SimulatedJob
     timing: IterationTime
     reconfigure_us: int
-    name: str = "replica-drop"
+    schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B
+
+    @property
+    def name(self) -> str:
+        return f"replica-drop{self.schedule.suffix}"
 
     def begin(self, members: Members) -> PolicyDecision:
         whole = self._whole_pipelines(members)

@@ -3,19 +3,25 @@
 An iteration is the 1F1B time of the slowest pipeline, then a ring all-reduce over the pipelines and the optimizer step, both of
 the biggest stage of all. A pipeline runs nb micro-batches in (sum of its stages) + (nb - 1) * (its slowest stage); messages with
 activations take no time. The sum is the same for every cut, so that only (nb - 1) * slowest differs between pipelines.
+
+With a zero-bubble schedule a pipeline takes so much less as that schedule hides of the fill and the drain (`hidden_ns`), in the
+memory that its stages leave for activations, with as many micro-batches as its share of the nodes. Its messages take time, unlike
+those of the published schedule, which is modelled at its best; so it is no faster than a plan could be.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recycle.core.profile import Link
-from recycle.sim.job import SimulatedJob
+from recycle.planner.profiles.estimate import LayerCost
+from recycle.sim.fault_free_schedule import FaultFreeSchedule, StageTimes, zero_bubble_idle_us
+from recycle.sim.job import BYTES_PER_PARAMETER, SimulatedJob
 from recycle.sim.systems.oobleck.multisets import MOST_LAYOUTS, Counts, as_sizes, candidates, exchanges, num_pipelines
 from recycle.sim.systems.oobleck.templates import Template, fewest_nodes, latency_ns, template_sizes, templates, tolerated_faults
 
@@ -120,10 +126,21 @@ class Instances:
         return matrix
 
     def _bounds_us(self, matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Lower bounds of the iteration times, without the first micro-batch; then a pipeline runs 1 / slowest of them a ns."""
-        per_ns = matrix @ np.array([1 / template.slowest_ns for template in self.templates])
-        least_ns: NDArray[np.float64] = np.maximum(0, self.costs.num_microbatches - matrix.sum(axis=1)) / per_ns
-        return least_ns / 1000 + self._after_us(matrix)
+        """Lower bounds of the iteration times, without the first micro-batch; then a pipeline runs 1 / slowest of them a ns.
+
+        A pipeline that hides h ns has a start of h ns, if it runs a micro-batch at all. Where one might not, all are taken to
+        start as early as the one that hides most.
+        """
+        latencies = np.array([template.slowest_ns for template in self.templates])
+        hidden = np.array([template.hidden_ns for template in self.templates])
+        num_microbatches, num_pipelines = self.costs.num_microbatches, matrix.sum(axis=1)
+        per_ns = matrix @ (1 / latencies)
+        started = matrix @ (hidden / latencies)
+        least_ns: NDArray[np.float64] = (num_microbatches - num_pipelines - started) / per_ns
+        most_hidden = np.where(matrix > 0, hidden, 0).max(axis=1)
+        least_hidden = np.where(matrix > 0, hidden, np.iinfo(np.int64).max).min(axis=1)
+        earliest_ns = np.maximum(0, num_microbatches - num_pipelines) / per_ns - most_hidden
+        return np.where(least_ns >= -least_hidden, least_ns, earliest_ns) / 1000 + self._after_us(matrix)
 
     def _after_us(self, matrix: NDArray[np.int64]) -> NDArray[np.float64]:
         gradient_bytes = np.array([template.gradient_bytes for template in self.templates])
@@ -131,42 +148,72 @@ class Instances:
 
     def _slowest_ns(self, layout: Counts) -> int:
         fewest = self.sizes[0]
-        pipelines = [(self.templates[size - fewest].slowest_ns, number) for size, number in layout]
+        chosen = [(self.templates[size - fewest], number) for size, number in layout]
+        pipelines = [(template.slowest_ns, number, template.hidden_ns) for template, number in chosen]
         return slowest_ns(pipelines, self.costs.num_microbatches)
 
 
-def slowest_ns(pipelines: Sequence[tuple[int, int]], num_microbatches: int) -> int:
-    """The time of the slowest pipeline beyond one micro-batch, if the batch is split optimally.
+def slowest_ns(pipelines: Sequence[tuple[int, int, int]], num_microbatches: int) -> int:
+    """The time of the slowest pipeline beyond one micro-batch by 1F1B, if the batch is split optimally.
 
-    `pipelines` are pairs: the latency of the slowest stage, and the number of pipelines with it. In a time x such a pipeline runs
-    x // latency + 1 micro-batches. A split in which no pipeline takes longer than x exists if and only if these sum up to the
-    batch, so that the least such x is optimal.
+    `pipelines` have the latency of the slowest stage, the number of pipelines with it, and the time that their schedule hides.
+    In a time x such a pipeline runs (x + hidden) // latency + 1 micro-batches, but none if x + hidden is below 0. A split in
+    which no pipeline takes longer than x exists if and only if these sum up to the batch, so that the least such x is optimal.
     """
-    rate = sum(number / latency for latency, number in pipelines)
-    low, high = -1, int(num_microbatches / rate) + 1
+    rate = sum(number / latency for latency, number, _ in pipelines)
+    low, high = -max(hidden for _, _, hidden in pipelines) - 1, int(num_microbatches / rate) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        is_enough = sum(number * (middle // latency + 1) for latency, number in pipelines) >= num_microbatches
-        low, high = (low, middle) if is_enough else (middle, high)
+        found = sum(number * max(0, (middle + hidden) // latency + 1) for latency, number, hidden in pipelines)
+        low, high = (low, middle) if found >= num_microbatches else (middle, high)
     return high
 
 
 @lru_cache(maxsize=256)
-def instances(job: SimulatedJob, faults: int) -> Instances:
-    """The templates and the costs of a job that tolerates so many faults."""
+def instances(job: SimulatedJob, faults: int, schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B) -> Instances:
+    """The templates and the costs of a job that tolerates so many faults, if its pipelines run this schedule."""
     fewest = fewest_nodes(job.layers, job.gpu.memory_bytes)
     sizes = template_sizes(job.num_nodes, fewest, faults, len(job.layers))
     whole = job.profile(1).stages[0]
     chain_ns = sum(latency_ns(layer) for layer in job.layers)
     costs = TemplateCosts(job.num_microbatches, chain_ns, job.gpu.inter_node, whole.optimizer_us / max(1, whole.gradient_bytes))
-    return Instances(templates(job.layers, sizes), tolerated_faults(job.num_nodes, fewest, faults) + 1, costs)
+    made = templates(job.layers, sizes)
+    if schedule is FaultFreeSchedule.ZERO_BUBBLE:
+        made = tuple(_without_bubbles(job, template, chain_ns) for template in made)
+    return Instances(made, tolerated_faults(job.num_nodes, fewest, faults) + 1, costs)
+
+
+def _without_bubbles(job: SimulatedJob, template: Template, chain_ns: int) -> Template:
+    """The template with a zero-bubble schedule, for the micro-batches of its share of the nodes."""
+    ends = list(accumulate(template.num_layers, initial=0))
+    stages = [_stage_times(job, job.layers[start:end]) for start, end in pairwise(ends)]
+    num_microbatches = max(1, job.num_microbatches * template.num_nodes // job.num_nodes)
+    boundary_bytes = job.profile(1).stages[0].output_bytes  # the same behind every layer
+    message_us = job.gpu.inter_node.time_us(boundary_bytes)
+    idle_ns = round(1000 * zero_bubble_idle_us(stages, num_microbatches, message_us))
+    return replace(template, hidden_ns=max(0, chain_ns - template.slowest_ns - idle_ns))
+
+
+def _stage_times(job: SimulatedJob, layers: Sequence[LayerCost]) -> StageTimes:
+    """The times of a stage; of its backward pass I and W have the shares that they have in the whole model."""
+    whole = job.profile(1).stages[0]
+    backward_us = sum(layer.backward_us for layer in layers)
+    weight_us = backward_us * whole.weight_us / (whole.input_us + whole.weight_us)
+    state_bytes = BYTES_PER_PARAMETER * sum(layer.num_parameters for layer in layers)
+    activation_bytes = max(1.0, sum(layer.activation_bytes for layer in layers))
+    most_inflight = max(0, int((job.gpu.memory_bytes - state_bytes) / activation_bytes))
+    return StageTimes(sum(layer.forward_us for layer in layers), backward_us - weight_us, weight_us, most_inflight)
 
 
 @lru_cache(maxsize=16384)
-def best_sizes(job: SimulatedJob, faults: int, num_nodes: int) -> tuple[int, ...]:
-    return instances(job, faults).best(num_nodes)
+def best_sizes(
+    job: SimulatedJob, faults: int, num_nodes: int, schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B
+) -> tuple[int, ...]:
+    return instances(job, faults, schedule).best(num_nodes)
 
 
 @lru_cache(maxsize=16384)
-def layout_iteration_us(job: SimulatedJob, faults: int, sizes: tuple[int, ...]) -> float:
-    return instances(job, faults).iteration_us(sizes)
+def layout_iteration_us(
+    job: SimulatedJob, faults: int, sizes: tuple[int, ...], schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B
+) -> float:
+    return instances(job, faults, schedule).iteration_us(sizes)

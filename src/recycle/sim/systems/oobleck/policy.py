@@ -12,6 +12,7 @@ Assumptions, in favour of Oobleck:
   node changes nothing.
 - With fewer nodes than the smallest size the job waits for a node, and then continues: no layer is ever lost for good.
 - Nodes beyond the size of the cluster are not used.
+- With the zero-bubble schedule, which is not published for Oobleck, pipelines hide as much of their bubbles as memory allows.
 """
 
 from collections import Counter
@@ -20,9 +21,10 @@ from typing import Any
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
+from recycle.sim.fault_free_schedule import FaultFreeSchedule
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import DOWN, Loss, Members, MembershipChange, PolicyDecision, SteadyState, pauses
-from recycle.sim.systems.oobleck.instances import best_sizes, instances, layout_iteration_us
+from recycle.sim.systems.oobleck.instances import Instances, best_sizes, instances, layout_iteration_us
 
 Pipelines = tuple[tuple[Worker, ...], ...]
 
@@ -41,12 +43,16 @@ class OobleckLayout:
 
 @dataclass(frozen=True, slots=True)
 class Oobleck:
-    """The policy; its state is the `OobleckLayout`."""
+    """The policy; its state is the `OobleckLayout`. Its pipelines run `schedule`, which as published is 1F1B."""
 
     job: SimulatedJob
     reconfigure_us: int
     faults: int = 3
-    name: str = "oobleck"
+    schedule: FaultFreeSchedule = FaultFreeSchedule.ONE_F_ONE_B
+
+    @property
+    def name(self) -> str:
+        return f"oobleck{self.schedule.suffix}"
 
     def __post_init__(self) -> None:
         if self.faults < 0:
@@ -72,21 +78,26 @@ class Oobleck:
         """The pipelines after a failure, or after the job was down."""
         if not kept or live - _nodes(kept):
             return self._instantiated(live)
-        return repair(kept, instances(self.job, self.faults).sizes)
+        return repair(kept, self._instances.sizes)
 
     def _instantiated(self, live: frozenset[Worker]) -> Pipelines:
         """New pipelines of the best sizes, filled with the nodes in order."""
         nodes = iter(sorted(live))
-        return tuple(tuple(next(nodes) for _ in range(size)) for size in best_sizes(self.job, self.faults, len(live)))
+        sizes = best_sizes(self.job, self.faults, len(live), self.schedule)
+        return tuple(tuple(next(nodes) for _ in range(size)) for size in sizes)
 
     def _checked(self, pipelines: Pipelines, members: Members) -> tuple[OobleckLayout, SteadyState]:
         """The layout of these pipelines and its steady state; without a pipeline every node waits and the job is down."""
         layout = OobleckLayout(pipelines, members.live - _nodes(pipelines))
         if not pipelines:
             return layout, DOWN
-        step_us = layout_iteration_us(self.job, self.faults, layout.sizes)
-        busy_share = min(1.0, instances(self.job, self.faults).costs.work_us / (step_us * members.num_live))
+        step_us = layout_iteration_us(self.job, self.faults, layout.sizes, self.schedule)
+        busy_share = min(1.0, self._instances.costs.work_us / (step_us * members.num_live))
         return layout, SteadyState(self.job.scaled_us(step_us), self.job.samples_per_step, busy_share)
+
+    @property
+    def _instances(self) -> Instances:
+        return instances(self.job, self.faults, self.schedule)
 
 
 def repair(pipelines: Pipelines, sizes: range) -> Pipelines:

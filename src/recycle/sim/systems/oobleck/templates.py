@@ -23,11 +23,15 @@ _STATE_COPIES = 6  # of the parameters, by Oobleck's rule: weights, gradients, o
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The layers of each node of a pipeline, the time of its slowest stage, and the gradient bytes of its biggest stage."""
+    """The layers of each node of a pipeline, the time of its slowest stage, and the gradient bytes of its biggest stage.
+
+    `hidden_ns` is the part of 1F1B's fill and drain that another schedule hides.
+    """
 
     num_layers: tuple[int, ...]
     slowest_ns: int
     gradient_bytes: float
+    hidden_ns: int = 0
 
     @property
     def num_nodes(self) -> int:
