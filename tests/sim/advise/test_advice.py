@@ -81,7 +81,7 @@ def test_the_search_lists_every_shape_that_could_use_its_spares():
         (choice.system, choice.shape, choice.tensor_parallel)
         for choice in every_choice(QUESTION)
         if 8 - choice.shape.num_workers * choice.tensor_parallel <= most_away * QUESTION.gpus_per_server
-        and choice.system not in ("oobleck", "varuna")
+        and not choice.system.startswith(("oobleck", "varuna"))
     }
     assert wanted <= listed
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from recycle.core.errors import FileProblem
@@ -22,11 +22,10 @@ from recycle.host.process_pool import process_pool, submit
 from recycle.sim.advise.choices import SystemChoice, system_of, workers_per_server
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.advise.upper_bounds import Refined, refined_rate, shared_bound
+from recycle.sim.campaign.mean_interval import mean_interval
 from recycle.sim.campaign.trace_simulation import simulate_trace
 
 FORMAT, VERSION = "recycle-advice-cache", 1
-# Of Student's t, so that the interval of the mean holds 90 %; by the degrees of freedom, beyond which the last counts.
-_T_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
 _STATES = ("train", "redo", "checkpoint", "pause", "down")
 
 Tick = Callable[[str, int], None]
@@ -47,10 +46,7 @@ class SimulatedRuns:
     @property
     def half_width(self) -> float:
         """Half of the 90 % interval of the mean over seeds, by Student's t; 0 for one seed, which has none."""
-        count = len(self.rates)
-        if count < 2:
-            return 0.0
-        return _T_90[min(count - 1, len(_T_90)) - 1] * stdev(self.rates) / math.sqrt(count)
+        return mean_interval(self.rates).half_width or 0.0
 
 
 def simulate_choice(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> SimulatedRuns:
