@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
+from recycle.cli.simulation.advise_text import closeness
+from recycle.core.cluster import Shape
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations
+from recycle.sim.advise.choices import SystemChoice
+from recycle.sim.advise.evaluations import SimulatedRuns
+from recycle.sim.advise.search import FoundChoice
 from tests.cli.commands import output_of, refusal
 
 JOB = (
@@ -102,3 +107,12 @@ def test_a_price_changes_no_simulation(cache: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("folder")
 def test_wrong_input_gets_one_sentence(changed: str, sentence: str) -> None:
     assert sentence in refusal(f"{JOB} {changed}")
+
+
+def test_a_difference_of_a_thousandth_is_called_a_tie() -> None:
+    first, near, far = (
+        FoundChoice(SystemChoice("recycle", Shape(2, 2, 4), 1, 0, 0), SimulatedRuns(rates, {}), 1000.0)
+        for rates in ((990.0, 992.0), (989.5, 991.5), (900.0, 993.0))
+    )
+    assert closeness(first, near).startswith("The first choice is faster in 2 of 2 seeds, but take this for a tie")
+    assert closeness(first, far) == "The first choice is faster in 1 of 2 seeds."

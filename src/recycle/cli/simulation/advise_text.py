@@ -13,6 +13,9 @@ from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, Cross
 
 _AXIS_NAMES = {FAILURES: "failure rate", REPAIRS: "repair time", PAUSES: "pauses of the first choice"}
 
+# Two choices whose throughput differs by a smaller share are called a tie.
+_TIE = 0.002
+
 
 def title_of(advice: Advice) -> str:
     question = advice.question
@@ -61,14 +64,17 @@ def _verdict(advice: Advice, price: float | None) -> list[str]:
     if advice.alternatives:
         second = advice.alternatives[0]
         gap = 1 - second.runs.mean / first.runs.mean
-        lines += ["", f"Next is {choice_name(second.choice)}, {gap:.2%} slower. {_closeness(first, second)}"]
+        lines += ["", f"Next is {choice_name(second.choice)}, {gap:.2%} slower. {closeness(first, second)}"]
     return lines
 
 
-def _closeness(first: FoundChoice, second: FoundChoice) -> str:
+def closeness(first: FoundChoice, second: FoundChoice) -> str:
     """Whether the order of the first two is certain: they saw the same failures, so that seeds are compared one by one."""
     wins = sum(one > two for one, two in zip(first.runs.rates, second.runs.rates, strict=True))
-    return f"The first choice is faster in {wins} of {len(first.runs.rates)} seeds."
+    faster = f"The first choice is faster in {wins} of {len(first.runs.rates)} seeds"
+    if second.runs.mean >= (1 - _TIE) * first.runs.mean:
+        return f"{faster}, but take this for a tie: estimates of op times are not as exact as that."
+    return f"{faster}."
 
 
 def _rate(advice: Advice, one: FoundChoice) -> str:
