@@ -37,15 +37,29 @@ def improve(
     tables = cut_tables(problem, schedule, bound_us)
     warmth = _WARMTH * tables.scale / tables.thousandths.size * min(1.0, effort / starts.size / _WARM_EFFORT)
     period_us = schedule.period_us(problem)
-    for part in range(_NUM_PARTS):
-        if period_us <= bound_us or out_of_time():
-            break
-        cooled = warmth * (1 - part / _NUM_PARTS)
-        period_us = improve_orders(tables, cooled, part, effort // _NUM_PARTS, positions, starts)[0]
-    if period_us >= schedule.period_us(problem):
+    if anneal(tables, warmth, _NUM_PARTS, effort, positions, starts, period_us, out_of_time) >= period_us:
         return schedule
     assignment = Assignment.of(problem, schedule.pipeline, positions - base)
     return replace(schedule, assignment=assignment, forward_us=starts[0], input_us=starts[1], weight_us=starts[2])
+
+
+def anneal(
+    tables: CutTables,
+    warmth: float,
+    num_parts: int,
+    effort: int,
+    positions: Ints,
+    starts: Ints,
+    period_us: int,
+    out_of_time: Callable[[], bool],
+) -> int:
+    """Improve `positions` and `starts`, whose period is `period_us`, in parts of falling warmth; return the period then."""
+    for part in range(num_parts):
+        if period_us <= tables.bound or out_of_time():
+            break
+        cooled = warmth * (1 - part / num_parts)
+        period_us = improve_orders(tables, cooled, part, effort // num_parts, positions, starts)[0]
+    return period_us
 
 
 def cut_tables(problem: Problem, schedule: Schedule, bound_us: int) -> CutTables:

@@ -11,7 +11,7 @@ import numpy as np
 from recycle.core.op import Kind
 from recycle.core.problem import Problem
 from recycle.planner.heuristic.order_changes import CutTables
-from recycle.planner.heuristic.order_kernel import improve_orders
+from recycle.planner.heuristic.order_search import anneal
 from recycle.planner.heuristic.search import UNLIMITED
 from recycle.planner.model.assignment import KIND_NUMBERS, Ints, speeds_of
 from recycle.planner.model.schedule import Schedule, comms_of
@@ -37,12 +37,7 @@ def improve_rows(
     starts = np.stack([schedule.forward_us, schedule.input_us, weight_us])
     warmth = _WARMTH * tables.scale * min(1.0, effort / starts.size / _WARM_EFFORT)
     period_us = schedule.period_us(problem)
-    for part in range(_NUM_PARTS):
-        if period_us <= bound_us or out_of_time():
-            break
-        cooled = warmth * (1 - part / _NUM_PARTS)
-        period_us = improve_orders(tables, cooled, part, effort // _NUM_PARTS, positions, starts)[0]
-    if period_us >= schedule.period_us(problem):
+    if anneal(tables, warmth, _NUM_PARTS, effort, positions, starts, period_us, out_of_time) >= period_us:
         return schedule
     return replace(schedule, forward_us=starts[0], input_us=starts[1], weight_us=starts[2])
 
