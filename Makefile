@@ -66,6 +66,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/control.py
 	$(BIN)/python benchmarks/uneven.py
+	$(BIN)/python benchmarks/state_memory.py
 
 bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py

@@ -68,19 +68,21 @@ def test_a_profile_measured_by_a_real_clock_can_be_planned_with():
     assert recycle.check(plan) == []
 
 
+@pytest.mark.parametrize("lean_steps", [None, True])
 @pytest.mark.parametrize(
     ("is_exact", "sum_dtype", "number_bytes"), [(False, torch.float32, 4), (False, torch.float64, 8), (True, torch.float32, 8)]
 )
-def test_a_profile_knows_the_bytes_of_the_state_and_of_what_peers_reduce(is_exact, sum_dtype, number_bytes):
+def test_a_profile_knows_the_bytes_of_the_state_and_of_what_peers_reduce(is_exact, sum_dtype, number_bytes, lean_steps):
     stages = make_stages(2)
-    profile = measure_stages(job_of(stages, is_exact=is_exact, sum_dtype=sum_dtype), num_repeats=1)
+    job = job_of(stages, is_exact=is_exact, sum_dtype=sum_dtype, lean_steps=lean_steps)
+    profile = measure_stages(job, num_repeats=1)
     for module, stage in zip(stages, profile.stages, strict=True):
-        num_parameters = sum(parameter.numel() for parameter in module.parameters())
-        num_tensors = len(list(module.parameters()))
-        # Weights, two moments and a count of steps, all twice, since a step can be taken back; sums, and in floating point means.
-        state_bytes = 2 * (3 * 4 * num_parameters + 4 * num_tensors)
-        gradients_bytes = reduced_bytes(module, number_bytes) - 256
-        assert stage.static_bytes == state_bytes + gradients_bytes * (1 if is_exact else 2)
+        weights = sum(parameter.nbytes for parameter in module.parameters())
+        state = 2 * weights + 4 * len(list(module.parameters()))  # two moments, and a count of steps for each tensor
+        copies = weights if lean_steps else weights + state  # since a step can be taken back
+        means = weights  # for the step
+        sums = reduced_bytes(module, number_bytes) - 256
+        assert stage.static_bytes == weights + state + copies + means + sums
         assert stage.gradient_bytes == reduced_bytes(module, number_bytes)
 
 

@@ -6,6 +6,7 @@ optimizer, exactly as a real one. Only time is missing.
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -94,10 +95,6 @@ class ReferenceExecutor:
         losses = {chain: loss for executor in self.workers.values() for chain, loss in executor.losses.items()}
         return fmean(losses[chain] for chain in sorted(losses))
 
-    def take_back(self) -> None:
-        for stepper in self._steppers.values():
-            stepper.take_back()
-
     def _slots(self) -> list[tuple[int, Worker, int]]:
         """Every op by its start, its worker and its index in the row; ops that start at one time do not depend on each other."""
         return [(start, row.worker, index) for row in self.plan.rows for index, start in enumerate(row.starts_us)]
@@ -110,7 +107,7 @@ class ReferenceExecutor:
         parts = [part for first, own in zip(firsts, means, strict=True) for part in self._norm(first, own)]
         verdict = judge_step(parts, self._max_norm)
         for worker, stepper in self._steppers.items():
-            stepper.step(iteration, means[worker.stage], verdict.scale)
+            stepper.step(iteration, partial(_between, means[worker.stage]), verdict.scale)
             self.workers[worker].stage.sums.clear()
 
     def _reduced(self, stage: int) -> Executor:
@@ -141,3 +138,7 @@ class ReferenceExecutor:
         stages = {worker.stage for worker in digests}
         assert len({(worker.stage, found) for worker, found in digests.items()}) == len(stages), "peers hold different weights"
         return whole_digest(digests)
+
+
+def _between(gradients: Sequence[Tensor | None], first: int, end: int) -> list[Tensor | None]:
+    return [gradient if first <= number < end else None for number, gradient in enumerate(gradients)]

@@ -70,7 +70,10 @@ def _measured(layers: Sequence[nn.Module], job: Job, num_repeats: int, clock_us:
         _run_pass(copies, watch)
     found = []
     for stage, activation in zip(copies.stages, activations, strict=True):
-        sizes: dict[str, float] = {"activation": activation, "parameters": state_bytes(stage, job.optimizer)}
+        sizes: dict[str, float] = {
+            "activation": activation,
+            "parameters": state_bytes(stage, job.optimizer, options.has_lean_steps),
+        }
         times = {name: watch.least_us(stage, kind) for name, kind in _TIMES.items()}
         found.append(_Measured(times | sizes, _built(stage, sizes)))
     return found

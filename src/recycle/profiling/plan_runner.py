@@ -89,7 +89,8 @@ class PlanRunner:
     def state_bytes(self) -> StateBytes:
         """The size of the state of the worker's stage."""
         state = make_stage_state(self._spec, self._context.worker.stage, device=self._device)
-        return StateBytes(state_bytes(state.stage, self._spec.make_optimizer), state.stage.sums.flat.nbytes)
+        held = state_bytes(state.stage, self._spec.make_optimizer, self._spec.options.has_lean_steps)
+        return StateBytes(held, state.stage.sums.flat.nbytes)
 
     def ping(self) -> list[float]:
         """The times of the smallest message to the next stage, in µs; workers of every other stage measure them."""

@@ -10,7 +10,7 @@ from recycle.profiling.machine import machine_name
 from recycle.profiling.stopwatch import Clock, Stopwatch, device_clock_us
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, held_state_bytes, random_state_kept
+from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, random_state_kept, state_bytes
 from recycle.runtime.job import Job
 from recycle.runtime.options import refuse_count
 
@@ -36,14 +36,16 @@ def _measured_stages(job: Job, num_repeats: int, clock_us: Clock) -> tuple[Stage
     numbers = (_NUM_PASSES, options.is_exact, options.sum_dtype, options.autocast, options.device)
     with random_state_kept():
         copies = StageCopies(job.stages, job.microbatches, job.loss, *numbers)
-        steppers = [(stage, Stepper(stage.parameters(), job.optimizer)) for stage in copies.stages]
+        steppers = [
+            (stage, Stepper(stage.parameters(), job.optimizer, is_lean=options.has_lean_steps)) for stage in copies.stages
+        ]
         sizes = copies.measure_bytes()
         _run_passes(copies, steppers, Stopwatch(clock_us))
         watch = Stopwatch(clock_us)
         for _ in range(num_repeats):
             _run_passes(copies, steppers, watch)
-        known = zip(steppers, sizes, strict=True)
-        return tuple(_profile(stage, stepper, own, watch) for (stage, stepper), own in known)
+        states = [state_bytes(stage, job.optimizer, options.has_lean_steps) for stage in copies.stages]
+        return tuple(_profile(stage, own, state, watch) for stage, own, state in zip(copies.stages, sizes, states, strict=True))
 
 
 def _run_passes(copies: StageCopies, steppers: Sequence[tuple[Stage, Stepper]], watch: Stopwatch) -> None:
@@ -52,12 +54,19 @@ def _run_passes(copies: StageCopies, steppers: Sequence[tuple[Stage, Stepper]], 
         copies.forward(watch.time)
         copies.backward(kinds, watch.time)
     for stage, stepper in steppers:
-        watch.time(stage, _OPTIMIZER, partial(stepper.step, 0, stage.sums.means(_NUM_PASSES), 1.0))
+        watch.time(stage, _OPTIMIZER, partial(_step, stage, stepper))
     for stage in copies.stages:
         stage.sums.clear()
 
 
-def _profile(stage: Stage, stepper: Stepper, sizes: StageBytes, watch: Stopwatch) -> StageProfile:
+def _step(stage: Stage, stepper: Stepper) -> None:
+    """A staggered step: it is tried, and settled when its verdict arrives."""
+    gradients = partial(stage.sums.means, _NUM_PASSES)
+    stepper.try_step(0, gradients)
+    stepper.settle(0, gradients)
+
+
+def _profile(stage: Stage, sizes: StageBytes, static_bytes: int, watch: Stopwatch) -> StageProfile:
     def took_us(label: str, least: int) -> int:
         return max(least, round(watch.median_us(stage, label)))
 
@@ -69,7 +78,7 @@ def _profile(stage: Stage, stepper: Stepper, sizes: StageBytes, watch: Stopwatch
         # A whole backward pass contains I; where W is next to nothing, the clock may say otherwise.
         fused_us=took_us(Kind.B, least=input_us),
         optimizer_us=took_us(_OPTIMIZER, least=0),
-        static_bytes=held_state_bytes(stage, stepper),  # it has stepped twice: its copies are there
+        static_bytes=static_bytes,
         gradient_bytes=stage.sums.flat.nbytes,
         **sizes._asdict(),
     )

@@ -106,6 +106,8 @@ class TrainOptions:
         schedule: The factor of the learning rate at each iteration, a pure function.
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
+        lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
+            that, optimizer states are copied, too. None: lean on a GPU.
         shared_layers: How many layers a stage holds of each neighbour, for a job without a plan; else the plan says that.
         device: "cpu" or "cuda".
         transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest of them here.
@@ -125,6 +127,7 @@ class TrainOptions:
     schedule: Schedule = constant
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    lean_steps: bool | None = None
     shared_layers: int = 0
     device: str = "cpu"
     transport: str = AUTO
@@ -133,6 +136,10 @@ class TrainOptions:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
+
+    @property
+    def has_lean_steps(self) -> bool:
+        return self.device != "cpu" if self.lean_steps is None else self.lean_steps
 
     def __post_init__(self) -> None:
         refuse_count("the seed", self.seed, 0)

@@ -72,7 +72,7 @@ def stepped(module: nn.Module, make_optimizer: Any, num_steps: int = 2) -> tuple
     parameters = list(module.parameters())
     stepper = Stepper(parameters, make_optimizer)
     for step in range(num_steps):
-        stepper.step(step, [parameter.detach().sin() + step for parameter in parameters], 1.0)
+        stepper.step(step, lambda first, end, step=step: [parameter.detach().sin() + step for parameter in parameters], 1.0)
     return module, stepper.optimizer
 
 

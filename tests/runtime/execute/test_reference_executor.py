@@ -14,7 +14,7 @@ import recycle
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.compute.optimizer_step import Stepper, StepVerdict, judge_step, norm_squared
+from recycle.runtime.compute.optimizer_step import StepVerdict, judge_step, norm_squared
 from tests.runtime.jobs import Explodes, Numbers, adamw, greedy_plan, loss, make_stages, sgd, small_stages, tie, tied_stages
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -169,17 +169,6 @@ def test_a_step_with_infinite_gradients_is_skipped_at_every_stage(is_exact):
     assert job.weights_sha256() != before
 
 
-def test_a_step_is_taken_back_exactly_and_can_be_done_again():
-    job, _ = trained(plan(SHAPE, fail="W1_2"), make_stages(4), steps=2, is_exact=True)
-    before = job.weights_sha256()
-    job.iterate(2)
-    after = job.weights_sha256()
-    job.take_back()
-    assert job.weights_sha256() == before
-    job.iterate(2)
-    assert job.weights_sha256() == after
-
-
 def test_every_worker_holds_no_more_micro_batches_than_its_plan_says():
     made = plan(SHAPE, fail="W1_2", memory=6)
     job = ReferenceExecutor(made, make_stages(4), Numbers(), loss, adamw)
@@ -219,20 +208,6 @@ def test_the_norm_of_all_stages_does_not_depend_on_which_gradients_are_in_one_st
         stages = [gradients[start:stop] for start, stop in itertools.pairwise([0, *bounds, 8])]
         parts = [part for stage in stages for part in norm_squared(stage)]
         assert judge_step(parts, None).norm == math.sqrt(exact)
-
-
-def test_taking_back_restores_the_optimizers_state_too():
-    parameter = nn.Parameter(torch.ones(3))
-    stepper, twin = Stepper([parameter], adamw), nn.Parameter(torch.ones(3))
-    other = Stepper([twin], adamw)
-    gradient = torch.tensor([0.1, -0.2, 0.3])
-    stepper.step(0, [gradient], 1.0)
-    stepper.step(1, [gradient * 5], 1.0)
-    stepper.take_back()
-    stepper.step(1, [gradient], 0.5)
-    other.step(0, [gradient], 1.0)
-    other.step(1, [gradient], 0.5)
-    assert torch.equal(parameter, twin)
 
 
 def test_a_small_gpt_learns_real_text_the_same_whoever_is_dead():

@@ -34,7 +34,7 @@ def stepped(module, make_optimizer, seed=0, num_steps=2):
     stepper, generator = Stepper(module.parameters(), make_optimizer), torch.Generator().manual_seed(seed)
     for step in range(num_steps):
         drawn = [torch.randn(of.shape, generator=generator).to(of.dtype) for of in module.parameters()]
-        stepper.step(step, drawn, 1.0)
+        stepper.step(step, lambda first, end, drawn=drawn: drawn, 1.0)
     return module, stepper.optimizer
 
 

@@ -59,10 +59,11 @@ def _complete_ballot(iteration: int, reports: Sequence[ProgressReport]) -> Ballo
 
 
 def _can_reach(report: ProgressReport, iteration: int) -> bool:
-    """Whether a worker gets to the iteration by settling the gradient it holds, or by taking back one step."""
-    if report.num_steps in (iteration, iteration + 1):
+    """Whether a worker gets to the iteration by settling the gradient it holds, or by taking back the step that it tried."""
+    if report.num_steps == iteration:
         return True
-    return report.num_steps == iteration - 1 and report.own is not None and report.own.iteration == iteration - 1
+    held = report.own.iteration if report.own is not None else None
+    return held == (iteration if report.num_steps == iteration + 1 else iteration - 1) and abs(report.num_steps - iteration) == 1
 
 
 def agree_if_possible(progress: Sequence[ProgressReport]) -> Resume | None:

@@ -164,7 +164,9 @@ class LoadBound:
             forwards,
             afters,
             area,
-            *(1 - float((part / whole).max()) for part in (forward, after, forward + after)),
+            1 - float((forward / whole).max()),
+            1 - float((after / whole).max()),
+            1 - float(((forward + after) / whole).max()),
             math.gcd(*_steps(layer_work(self.problem, self.bounds[-1]))[self.lows[stage] : self.highs[stage + 1]]) or 1,
         )
 

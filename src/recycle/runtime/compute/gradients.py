@@ -57,11 +57,27 @@ class Sums(ABC):
         """Add the contribution `left` @ `right`, which may be a row for a vector."""
 
     @abstractmethod
+    def _mean(self, total: Tensor, num_microbatches: int) -> Tensor:
+        """The mean over so many micro-batches of a part of `flat`."""
+
     def means(self, num_microbatches: int, first: int = 0, end: int | None = None) -> list[Tensor | None]:
         """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution.
 
-        Parameters before number `first`, and from `end` on, have none.
+        Parameters before number `first`, and from `end` on, have none. The means are new tensors: ask for a few parameters at a
+        time where memory is short.
         """
+        wanted = range(*slice(first, end).indices(len(self.parameters)))
+        if not wanted:
+            return [None] * len(self.parameters)
+        starts = [*self.starts, self.flat.numel()]
+        base = starts[wanted.start]
+        mean = self._mean(self.flat[base : starts[wanted.stop]], num_microbatches)
+        made: list[Tensor | None] = [None] * len(self.parameters)
+        for number, used in zip(wanted, self.used[wanted.start : wanted.stop].tolist(), strict=True):
+            if used:
+                of, start = self.parameters[number], starts[number] - base
+                made[number] = mean[start : start + of.numel()].view(of.shape).to(of.dtype)
+        return made
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """The views of `flat` for one parameter: its sum, and a mark that is not 0 if it got any contribution."""
@@ -85,20 +101,6 @@ class Sums(ABC):
         known = zip(self.starts, self.parameters, strict=True)
         return [flat[start : start + of.numel()].view(of.shape) for start, of in known]
 
-    def _range(self, first: int, end: int | None) -> slice:
-        """The part of `flat` that these parameters have."""
-        starts = [*self.starts, self.flat.numel()]
-        return slice(starts[first], starts[len(self.parameters) if end is None else end])
-
-    def _in_own_dtype(self, parts: Sequence[Tensor], first: int, end: int | None) -> list[Tensor | None]:
-        """Each parameter's part in the parameter's dtype; None for a parameter that was not used, or is not asked for."""
-        known = zip(parts, self.parameters, self.used.tolist(), strict=True)
-        wanted = range(*slice(first, end).indices(len(self.parameters)))
-        return [
-            (part if part.dtype == of.dtype else part.to(of.dtype)) if used and number in wanted else None
-            for number, (part, of, used) in enumerate(known)
-        ]
-
     def clear(self) -> None:
         self.flat.zero_()
         self._marked.clear()
@@ -113,14 +115,6 @@ class FloatSums(Sums):
         self, parameters: Iterable[Tensor], dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> None:
         super().__init__(parameters, dtype, device)
-        # Allocated and cut into parameters once: there are many small ones.
-        self._mean = torch.empty_like(self.flat)
-        self._means = self._parts(self._mean)
-
-    @property
-    def held_bytes(self) -> int:
-        """Those of the sums and of the means, which are as large."""
-        return 2 * super().held_bytes
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         if parameters:  # in one go, because there are many small ones
@@ -136,11 +130,8 @@ class FloatSums(Sums):
         else:
             total += left @ right
 
-    def means(self, num_microbatches: int, first: int = 0, end: int | None = None) -> list[Tensor | None]:
-        """The means are valid until the next call, which reuses their memory."""
-        wanted = self._range(first, end)
-        torch.div(self.flat[wanted], num_microbatches, out=self._mean[wanted])
-        return self._in_own_dtype(self._means, first, end)
+    def _mean(self, total: Tensor, num_microbatches: int) -> Tensor:
+        return total / num_microbatches
 
 
 class ExactSums(Sums):
@@ -171,13 +162,10 @@ class ExactSums(Sums):
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         self._add(parameter, (left @ right).view(parameter.shape))
 
-    def means(self, num_microbatches: int, first: int = 0, end: int | None = None) -> list[Tensor | None]:
-        """The means; all are Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
+    def _mean(self, total: Tensor, num_microbatches: int) -> Tensor:
+        """The mean; all of it is Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
         fill = float("inf") if int(self.more) else 0.0
-        wanted = self._range(first, end)
-        mean = torch.empty_like(self.flat, dtype=torch.float64)
-        mean[wanted].copy_(self.flat[wanted]).mul_(1.0 / (self._scale * num_microbatches)).add_(fill)
-        return self._in_own_dtype(self._parts(mean), first, end)
+        return total.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill)
 
 
 def below(numbers: Tensor, most: float) -> tuple[Tensor, Tensor]:

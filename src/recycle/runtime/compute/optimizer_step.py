@@ -1,15 +1,18 @@
 """`Stepper`: a stage's optimizer step, which can be taken back exactly, and the verdict on the step of all stages.
 
-Each worker keeps a copy of its parameters and optimizer state from before the step. Copying them back is exact; undoing the
-arithmetic would not be.
-
 The verdict is known only when every stage has its gradient: all gradients are scaled by the norm over all stages, and no stage
 steps if one gradient is not finite. A staggered stage does not wait for the verdict. It steps with a scale of 1, continues, and
 takes the step back if the verdict, which arrives before the next backward pass, has another scale.
+
+Such a step is tried: it may still be taken back, from copies, which is exact; undoing the arithmetic would not be. There are two
+ways. By default weights and optimizer state are copied, and the step is computed once. A *lean* step copies the parameters alone,
+and leaves the state as it was; when it is settled, it is computed again, on the copies, with the same result, and changes the
+state, too. So little is held twice, for twice the computation, which is next to nothing on a GPU. A step that waits for its
+verdict copies nothing. Means of gradients are made for a few parameters at a time.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +23,11 @@ from torch.optim import Optimizer
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 Schedule = Callable[[int], float]
 """From the number of an iteration to the factor of the learning rates in its step."""
+Gradients = Callable[[int, int], Sequence[Tensor | None]]
+"""The gradients of all parameters, of which those from the first number to the second are asked for, and the others are None."""
 NORM_PARTS = 3
+# Parameters of so many bytes are stepped at a time: gradients and copies of optimizer states take a few times as much.
+_PART_BYTES = 64 * 2**20
 
 
 def constant(iteration: int) -> float:
@@ -52,9 +59,18 @@ def norm_squared(gradients: Iterable[Tensor | None]) -> tuple[float, ...]:
     The parts together have three times the digits of one number. The sum over all stages is rounded once, at the end: so it does
     not depend on which parameters are in one stage.
     """
+    return sum_in_parts(squares_of(gradients))
+
+
+def squares_of(gradients: Iterable[Tensor | None]) -> list[float]:
+    """The sum of squares of each gradient."""
     given = [gradient for gradient in gradients if gradient is not None]
     # `_foreach_norm` needs no copy of all gradients in double precision, which would take longer than the step.
-    squares = torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().tolist() if given else []
+    return torch.stack(torch._foreach_norm(given, 2, dtype=torch.float64)).square().tolist() if given else []
+
+
+def sum_in_parts(squares: Sequence[float]) -> tuple[float, ...]:
+    """The sum of squares of a stage, in `NORM_PARTS` parts."""
     if not math.isfinite(total := sum(squares)):
         return total, *[0.0] * (NORM_PARTS - 1)
     parts: list[float] = []
@@ -64,86 +80,195 @@ def norm_squared(gradients: Iterable[Tensor | None]) -> tuple[float, ...]:
 
 
 class Stepper:
-    """One worker's optimizer. `step` applies gradients, `take_back` undoes the last step bit for bit."""
+    """One worker's optimizer. `step` is for good; `try_step` is followed by `settle` or by `take_back`."""
 
-    def __init__(self, parameters: Iterable[Tensor], make_optimizer: MakeOptimizer, schedule: Schedule = constant) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        make_optimizer: MakeOptimizer,
+        schedule: Schedule = constant,
+        is_lean: bool = False,
+    ) -> None:
         self._parameters = list(parameters)
         self.optimizer = make_optimizer(self._parameters) if self._parameters else _NoOptimizer()
         self._schedule = schedule
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        self._before: Any = None  # copies of the parameters, of their state, and of the options of the groups
-        # The tensor that each tensor is copied to before a step: reused, because fresh memory is slower to fill.
-        self._copies: dict[Tensor, Tensor] = {}
+        # The parameters before the step that is tried, by number. The memory is reused, because fresh memory is slower to fill.
+        self._copies: dict[int, Tensor] = {}
+        self._tried: set[int] = set()
+        self._is_trying = False
+        self._states_before: list[_State] = []  # of a step that is tried and not lean
+        self._most_copied_bytes = 0
+        self._is_lean = is_lean and self.can_step_in_parts
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of parameters and optimizer state, and of their copies: everything is there twice after the second step."""
+        """The bytes of parameters, optimizer state, and copies: of states as many as there were at any time."""
         states = (value for own in self.optimizer.state.values() for value in own.values() if isinstance(value, Tensor))
-        return sum(tensor.nbytes for tensor in (*self._parameters, *states, *self._copies.values()))
+        held = sum(tensor.nbytes for tensor in (*self._parameters, *states, *self._copies.values()))
+        return held + self._most_copied_bytes
+
+    @property
+    def part_bytes(self) -> int:
+        """The bytes of the gradients of the largest part, which are made for its step."""
+        sizes = (sum(self._parameters[number].nbytes for number in range(*part)) for part in self.parts())
+        return max(sizes, default=0)
 
     @property
     def can_step_in_parts(self) -> bool:
         """Whether the optimizer steps every parameter on its own, as all of torch's do; others may count their steps."""
-        return type(self.optimizer).__module__.startswith("torch.optim.")
+        return f"{type(self.optimizer).__module__}.".startswith("torch.optim.")
 
-    def step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float | None, goes_on: bool = False) -> None:
-        """Apply gradients times `scale`; a scale of None changes nothing, but counts as a step that can be taken back.
-
-        A step that `goes_on` is the rest of the one before, with the gradients of other parameters.
-        """
-        if not goes_on:
-            self._before = self._copied()
-        if scale is None:
+    def parts(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """Ranges of the parameters from number `first` to `end`, stepped one after the other: so little memory is used."""
+        end = len(self._parameters) if end is None else end
+        if first < end and not self.can_step_in_parts:
+            yield first, end
             return
+        size = 0
+        for number in range(first, end):
+            size += self._parameters[number].nbytes
+            if size >= _PART_BYTES or number == end - 1:
+                yield first, number + 1
+                first, size = number + 1, 0
+
+    def step(self, iteration: int, gradients: Gradients, scale: float | None) -> None:
+        """Apply gradients times `scale`, for good; a scale of None changes nothing."""
+        if scale is not None:
+            for part in self.parts():
+                self._step(iteration, gradients(*part), scale)
+
+    def try_step(self, iteration: int, gradients: Gradients, first: int = 0, end: int | None = None) -> None:
+        """Apply the gradients of the parameters from number `first` to `end` so that `settle` or `take_back` can follow."""
+        assert self.can_step_in_parts or not self._is_trying, "this optimizer steps all parameters at once"
+        self._is_trying = True
+        for part in self.parts(first, end):
+            numbers = range(*part)
+            self._keep(numbers)
+            parameters = [self._parameters[number] for number in numbers]
+            before = _State.of(self.optimizer, parameters)
+            self._step(iteration, gradients(*part), 1.0)
+            if self._is_lean:
+                before.restore(self.optimizer)
+                del before  # its copies would be held beside those of the next part
+            else:
+                self._states_before.append(before)
+        copied = sum(tensor.nbytes for before in self._states_before for tensor in before.copies)
+        self._most_copied_bytes = max(self._most_copied_bytes, copied)
+
+    def settle(self, iteration: int, gradients: Gradients) -> None:
+        """Make the step that was tried one for good; the gradients are the same again."""
+        assert self._is_trying, "there is no step to settle"
+        if self._is_lean:
+            self._step_copies(iteration, gradients)
+        self._end_trial()
+
+    def take_back(self) -> None:
+        """Restore parameters and optimizer state from before the step that was tried, bit for bit."""
+        assert self._is_trying, "there is no step to take back"
+        self._put_back()
+        for before in self._states_before:
+            before.restore(self.optimizer)
+        self._end_trial()
+
+    def _end_trial(self) -> None:
+        self._is_trying = False
+        self._tried.clear()
+        self._states_before.clear()
+
+    def _step_copies(self, iteration: int, gradients: Gradients) -> None:
+        """Step the copies of the parameters as if they were the parameters, which ops in flight need as they are: stepped."""
+        groups, copies = self.optimizer.param_groups, [self._copies[number] for number in range(len(self._parameters))]
+        of, params = dict(zip(self._parameters, copies, strict=True)), [group["params"] for group in groups]
+        self._rename_states(of)
+        for group in groups:
+            group["params"] = [of[parameter] for parameter in group["params"]]
+        try:
+            for part in self.parts():
+                self._step(iteration, gradients(*part), 1.0, copies)
+        finally:
+            for group, own in zip(groups, params, strict=True):
+                group["params"] = own
+            self._rename_states({copy: parameter for parameter, copy in of.items()})
+
+    def _rename_states(self, names: Mapping[Tensor, Tensor]) -> None:
+        state = self.optimizer.state
+        for old, new in names.items():
+            if old in state:
+                state[new] = state.pop(old)
+
+    def _step(self, iteration: int, gradients: Sequence[Tensor | None], scale: float, of: Sequence[Tensor] = ()) -> None:
+        parameters = of or self._parameters
         factor = self._schedule(iteration)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient if gradient is None or scale == 1.0 else gradient * scale
         self.optimizer.step()
-        for parameter in self._parameters:
+        for parameter in parameters:
             parameter.grad = None
 
-    def take_back(self) -> None:
-        """Restore parameters and optimizer state from before the last step, bit for bit.
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Copy parameters."""
+        for number in numbers:
+            self._tried.add(number)
+            if number not in self._copies:
+                self._copies[number] = torch.empty_like(self._parameters[number], requires_grad=False)
+        _copy_all([self._parameters[at] for at in numbers], [self._copies[at] for at in numbers])
 
-        The state is set directly: `load_state_dict` would cast it to the parameter's precision.
-        """
-        assert self._before is not None, "there is no step to take back"
-        values, states, groups = self._before
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters, values, strict=True):
-                parameter.copy_(value)
-        self.optimizer.state.clear()
-        self.optimizer.state.update({of: state for of, state in zip(self._parameters, states, strict=True) if state})
-        for group, options in zip(self.optimizer.param_groups, groups, strict=True):
+    def _put_back(self) -> None:
+        _copy_all([self._copies[at] for at in self._tried], [self._parameters[at] for at in self._tried])
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What an optimizer knew of some parameters, with copies of the tensors in it, and the options of its groups."""
+
+    parameters: Sequence[Tensor]
+    states: Sequence[dict[str, Any] | None]
+    groups: Sequence[dict[str, Any]]
+    tensors: list[Tensor]
+    copies: list[Tensor]
+
+    @staticmethod
+    def of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> "_State":
+        tensors: list[Tensor] = []
+        states = [_same(optimizer.state.get(parameter), tensors) for parameter in parameters]
+        groups = [_same({key: group[key] for key in group if key != "params"}, tensors) for group in optimizer.param_groups]
+        copies = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+        _copy_all(tensors, copies)
+        return _State(parameters, states, groups, tensors, copies)
+
+    def restore(self, optimizer: Optimizer) -> None:
+        """Put everything back. `load_state_dict` would cast tensors to the precision of their parameter."""
+        _copy_all(self.copies, self.tensors)
+        for parameter, state in zip(self.parameters, self.states, strict=True):
+            if state is None:
+                optimizer.state.pop(parameter, None)
+            else:
+                optimizer.state[parameter] = state
+        for group, options in zip(optimizer.param_groups, self.groups, strict=True):
             group.update(options)
-        self._before = None
-        self._copies.clear()  # they belong to the optimizer now
 
-    def _copied(self) -> Any:
-        """Copy everything. One operation copies all tensors, because there are many small ones."""
-        known, self._copies = self._copies, {}
-        states = [self.optimizer.state.get(parameter, {}) for parameter in self._parameters]
-        groups = [{key: group[key] for key in group if key != "params"} for group in self.optimizer.param_groups]
-        made = self._copy_of((self._parameters, states, groups), known)
-        if self._copies:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._copies.values()), list(self._copies))
-        return made
 
-    def _copy_of(self, value: Any, known: Mapping[Tensor, Tensor]) -> Any:
-        """`value` with new tensors, which are still to be filled."""
-        match value:
-            case Tensor():
-                copy = known[value] if value in known else torch.empty_like(value, requires_grad=False)
-                self._copies[value] = copy
-                return copy
-            case dict():
-                return {key: self._copy_of(part, known) for key, part in value.items()}
-            case list() | tuple():
-                return type(value)(self._copy_of(part, known) for part in value)
-        return value
+def _copy_all(tensors: Sequence[Tensor], to: Sequence[Tensor]) -> None:
+    """Copy in one operation, because there are many small ones."""
+    if tensors:
+        with torch.no_grad():
+            torch._foreach_copy_(list(to), list(tensors))
+
+
+def _same(value: Any, tensors: list[Tensor]) -> Any:
+    """A copy of `value` with the tensors themselves, which are added to `tensors`."""
+    match value:
+        case Tensor():
+            tensors.append(value)
+            return value
+        case dict():
+            return {key: _same(part, tensors) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(_same(part, tensors) for part in value)
+    return value
 
 
 class _NoOptimizer(Optimizer):

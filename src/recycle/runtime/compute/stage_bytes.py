@@ -138,22 +138,26 @@ def layer_activations(sizes: Sequence[StageBytes]) -> list[int]:
     return [max(0, own.activation_bytes - own.output_bytes) for own in sizes]
 
 
-def state_bytes(stage: Stage, make_optimizer: MakeOptimizer) -> int:
+def state_bytes(stage: Stage, make_optimizer: MakeOptimizer, is_lean: bool) -> int:
     """The bytes of the state of a stage that has none yet but its weights, as `held_state_bytes` counts them.
 
-    Two steps with gradients of zero give it all the state of a worker, with the copies from which a step is taken back.
+    A step with gradients of zero gives it all the state of a worker, and another that is tried the copies to take it back.
     """
     parameters = list(stage.parameters())
-    stepper = Stepper(parameters, make_optimizer)
-    for iteration in range(2):
-        stepper.step(iteration, [torch.zeros_like(parameter) for parameter in parameters], 1.0)
+    stepper = Stepper(parameters, make_optimizer, is_lean=is_lean)
+
+    def zeros(first: int, end: int) -> list[Tensor | None]:
+        return [torch.zeros_like(of) if first <= number < end else None for number, of in enumerate(parameters)]
+
+    stepper.step(0, zeros, 1.0)
+    stepper.try_step(1, zeros)
     return held_state_bytes(stage, stepper)
 
 
 def held_state_bytes(stage: Stage, stepper: Stepper) -> int:
-    """The bytes of parameters, optimizer state and gradients that a worker holds, whatever is in flight."""
+    """The bytes of parameters, optimizer state and gradients that a worker holds at most, whatever is in flight."""
     frozen = sum(parameter.nbytes for parameter in stage.module.parameters() if not parameter.requires_grad)
-    return frozen + stepper.held_bytes + stage.sums.held_bytes
+    return frozen + stepper.held_bytes + stepper.part_bytes + stage.sums.held_bytes
 
 
 def random_state_kept() -> AbstractContextManager[None]:

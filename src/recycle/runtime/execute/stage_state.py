@@ -13,30 +13,30 @@ from torch import Tensor
 from recycle.control.decide.agreement import ABSENT
 from recycle.control.decide.messages import Ballot, ProgressReport
 from recycle.core.cluster import Shape
-from recycle.runtime.compute.optimizer_step import NORM_PARTS, Stepper, StepVerdict, judge_step, norm_squared
+from recycle.runtime.compute.optimizer_step import NORM_PARTS, Stepper, StepVerdict, judge_step, squares_of, sum_in_parts
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.stage_bytes import held_state_bytes
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
 from recycle.runtime.execute.spans import Span
 
+_GUESSED_SCALE = 1.0
 OnApplied = Callable[[int, Mapping[int, float], Sequence[Span], StepVerdict], None]
 """Called when an iteration is applied for good, with its number, losses, spans and verdict."""
 
 
 @dataclass(slots=True)
 class _Unconfirmed:
-    """A reduced gradient without a verdict, and whether it was applied with a guessed scale.
+    """A reduced gradient that is not confirmed: whether its step was tried with a guessed scale of 1, or done by its verdict.
 
-    The stage's sums are the gradient. `means` are the gradient for a step; None after one, since an optimizer may change them.
+    The stage's sums are the gradient.
     """
 
     iteration: int
-    means: Sequence[Tensor | None] | None
     losses: Mapping[int, float]
     spans: list[Span]
     norm: tuple[float, ...] | None = None
-    is_applied: bool = False
-    scale: float | None = None
+    is_tried: bool = False
+    is_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,15 @@ class StageState:
         Until then the iteration does not count as reduced: a worker that is stopped takes the step back.
         """
         assert self._unconfirmed is None, "a step is still to be confirmed"
-        means = self.stage.sums.means(self._shape.num_chains, 0, num_parameters)
-        self._ahead = _StepAhead(num_parameters, self._norm_squared(means))
-        self.stepper.step(self.num_steps, means, 1.0)
+        self._ahead = _StepAhead(num_parameters, self._norm_squared(num_parameters))
+        self.stepper.try_step(self.num_steps, self._means, 0, num_parameters)
 
     def hold(self, iteration: int, losses: Mapping[int, float], spans: list[Span]) -> None:
         """Hold the stage's sums as the gradient of an iteration, now that they are those of all peers."""
         assert self._unconfirmed is None, "a step is still to be confirmed"
         assert iteration == self.num_steps, f"iteration {iteration} is to be applied after {self.num_steps} steps"
         norm = self._ahead.norm if self._ahead is not None else None
-        self._unconfirmed = _Unconfirmed(iteration, None, dict(losses), spans, norm)
+        self._unconfirmed = _Unconfirmed(iteration, dict(losses), spans, norm)
 
     @property
     def held_bytes(self) -> int:
@@ -100,52 +99,59 @@ class StageState:
         assert self._unconfirmed is not None
         return self._unconfirmed.spans
 
-    def _means(self, held: _Unconfirmed) -> Sequence[Tensor | None]:
-        if held.means is None:
-            held.means = self.stage.sums.means(self._shape.num_chains)
-        return held.means
+    def _means(self, first: int = 0, end: int | None = None) -> Sequence[Tensor | None]:
+        return self.stage.sums.means(self._shape.num_chains, first, end)
 
     def norm_squared(self) -> tuple[float, ...]:
         held = self._unconfirmed
         assert held is not None
         if held.norm is None:
-            held.norm = self._norm_squared(self._means(held))
+            held.norm = self._norm_squared()
         return held.norm
 
-    def _norm_squared(self, means: Sequence[Tensor | None]) -> tuple[float, ...]:
-        return norm_squared(mean for mean, counts in zip(means, self._counts, strict=True) if counts)
+    def _norm_squared(self, num_parameters: int | None = None) -> tuple[float, ...]:
+        squares: list[float] = []
+        for first, end in self.stepper.parts(0, num_parameters):
+            squares += squares_of(mean for mean, counts in zip(self._means(first, end), self._counts, strict=True) if counts)
+        return sum_in_parts(squares)
 
-    def apply(self, scale: float | None) -> None:
-        """Step with the gradient that is held, times `scale`."""
-        held, ahead = self._unconfirmed, self._ahead
+    def guess(self) -> None:
+        """Step with the gradient that is held and a scale of 1; the verdict says whether that was right."""
+        held = self._unconfirmed
         assert held is not None
-        if ahead is not None and scale == 1.0:
-            rest = self.stage.sums.means(self._shape.num_chains, ahead.num_parameters)
-            self.stepper.step(held.iteration, rest, scale, goes_on=True)
-            self._ahead = None
-        else:
-            self._take_back_ahead()
-            self.stepper.step(held.iteration, self._means(held), scale)
-        held.means = None
+        self.stepper.try_step(held.iteration, self._means, self._ahead.num_parameters if self._ahead is not None else 0)
+        self._ahead = None
         self.num_steps += 1
-        held.is_applied, held.scale = True, scale
+        held.is_tried = True
+
+    def apply(self, ballot: Ballot) -> bool:
+        """Step by the verdict with the gradient that is held, for good; return whether a guess was right."""
+        held, scale = self._unconfirmed, self.judge(ballot).scale
+        assert held is not None
+        assert held.iteration == ballot.iteration, f"a verdict on iteration {ballot.iteration}, not {held.iteration}"
+        self._take_back_ahead()
+        was_right = held.is_tried and scale == _GUESSED_SCALE
+        if was_right:
+            self.stepper.settle(held.iteration, self._means)
+        else:
+            if held.is_tried:
+                self._take_back()
+            self.stepper.step(held.iteration, self._means, scale)
+            self.num_steps += 1
+        held.is_done, self._last_ballot = True, ballot
+        return was_right
 
     def judge(self, ballot: Ballot) -> StepVerdict:
         return judge_step(ballot.norms, self._max_norm)
 
     def confirm(self, ballot: Ballot, on_applied: OnApplied) -> bool:
-        """Apply the step by its ballot, for good; return whether it had been applied so already."""
-        held, verdict = self._unconfirmed, self.judge(ballot)
+        """Report the iteration, after its step by the verdict if that is still to be done; return whether no guess was wrong."""
+        held = self._unconfirmed
         assert held is not None
-        assert held.iteration == ballot.iteration, f"a verdict on iteration {ballot.iteration}, not {held.iteration}"
-        was_right = held.is_applied and held.scale == verdict.scale
-        if held.is_applied and not was_right:
-            self._take_back()
-        if not was_right:
-            self.apply(verdict.scale)
-        self._unconfirmed, self._last_ballot = None, ballot
+        was_right = held.is_done or self.apply(ballot)
+        self._unconfirmed = None
         self.stage.sums.clear()
-        on_applied(held.iteration, held.losses, held.spans, verdict)
+        on_applied(held.iteration, held.losses, held.spans, self.judge(ballot))
         return was_right
 
     def progress(self) -> ProgressReport:
@@ -169,7 +175,7 @@ class StageState:
         if held is not None and held.iteration == iteration - 1:
             assert ballot is not None, f"iteration {held.iteration} is settled, but without a verdict"
             self.confirm(ballot, on_applied)
-        elif self.num_steps == iteration + 1:
+        elif held is not None and held.is_tried and self.num_steps == iteration + 1:
             self._take_back()
         self._unconfirmed = None
         self.stage.sums.clear()
@@ -184,5 +190,5 @@ class StageState:
     def _take_back(self) -> None:
         self.stepper.take_back()
         self.num_steps -= 1
-        if self._unconfirmed is not None:
-            self._unconfirmed.is_applied = False
+        assert self._unconfirmed is not None
+        self._unconfirmed.is_tried = False

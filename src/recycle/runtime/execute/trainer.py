@@ -30,7 +30,6 @@ from recycle.runtime.execute.stage_state import OnApplied, StageState
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.specs import GroupView
 
-_GUESSED_SCALE = 1.0
 # Every iteration holds the same activations: they are measured in the first ones, at no cost for the others.
 _METERED_ITERATIONS = 2
 
@@ -150,10 +149,10 @@ class Trainer:
         spans.append(Span(REDUCE, start, now_us()))
         self._begin_vote(iteration)
         if is_guessed:
-            self._apply(iteration, _GUESSED_SCALE, spans)
+            self._step(iteration, self.state.guess, spans)
             return False
         ballot, is_pause = self._end_vote()
-        self._apply(iteration, self.state.judge(ballot).scale, spans)
+        self._step(iteration, partial(self.state.apply, ballot), spans)
         self._confirm(ballot, on_applied)
         return is_pause or self._pauses_next
 
@@ -172,7 +171,7 @@ class Trainer:
         self._late = None
         self._begin_vote(late.iteration)
         self.executor.activity.begin(OPTIMIZER)
-        self.state.apply(_GUESSED_SCALE)
+        self.state.guess()
 
     def _shared_losses(self) -> Mapping[int, float]:
         """The losses of all micro-batches, at the last stage, whose peers have some each: any one peer can report them.
@@ -207,13 +206,10 @@ class Trainer:
 
     def _confirm(self, ballot: Ballot, on_applied: OnApplied) -> bool:
         self.executor.clock.settle_spans(self.state.held_spans)
-        self._was_scaled = self.state.judge(ballot).scale not in (None, _GUESSED_SCALE)
+        self._was_scaled = self.state.judge(ballot).scale not in (None, 1.0)
         return self.state.confirm(ballot, on_applied)
 
-    def _apply(self, iteration: int, scale: float | None, spans: list[Span]) -> None:
-        self._step(iteration, partial(self.state.apply, scale), spans)
-
-    def _step(self, iteration: int, step: Callable[[], None], spans: list[Span]) -> None:
+    def _step(self, iteration: int, step: Callable[[], object], spans: list[Span]) -> None:
         self.executor.activity.begin(OPTIMIZER)
         start = self.executor.clock.start()
         step()
