@@ -11,9 +11,10 @@ import torch
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
+from recycle.runtime.boundary.boundary_spec import TensorSpec
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport
-from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
