@@ -215,7 +215,12 @@ def linear(kind=nn.Linear):
 
 # what is given, the kind of error, its exit code, what the sentence says
 WRONG = {
-    "a stage of two things": ({"stages": [linear(TwoThings), linear()]}, Unsendable, 16, "stage 0 returned tuple"),
+    "a stage of two things": (
+        {"stages": [linear(TwoThings), linear()]},
+        Unsendable,
+        16,
+        "stage 1 cannot take what stage 0 returned, a tuple of 2",
+    ),
     "a stage of whole numbers": ({"stages": [linear(WholeNumbers), linear()]}, Unsendable, 16, r"stage 0 returned torch.int64"),
     "a loss for each": ({"loss": each_by_itself}, LossNotScalar, 17, r"the loss has the shape \(2, 8\)"),
     "a list of losses": ({"loss": in_a_list}, LossNotScalar, 17, "the loss is a list"),
