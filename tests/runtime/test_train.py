@@ -281,7 +281,7 @@ def test_a_run_of_another_job_is_not_gone_on_with(tmp_path):
 
 @pytest.mark.parametrize("cuts", [[0], [4], [2, 2], [3, 1], [9], [-1]])
 def test_cuts_that_leave_a_stage_empty_are_refused(cuts):
-    with pytest.raises(Uncuttable, match="do not leave a module in every stage of a model of 4") as refused:
+    with pytest.raises(Uncuttable, match="do not leave a layer in every stage of a model of 4") as refused:
         recycle.cut(make_model(), cuts)
     assert refused.value.exit_code == 10
 
