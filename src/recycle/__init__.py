@@ -24,6 +24,7 @@ from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
 
 if TYPE_CHECKING:
+    from recycle.api.train import train
     from recycle.planner.build_library import build
     from recycle.planner.live_planner import Planner
     from recycle.planner.problem_from_text import problem
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-    from recycle.runtime.train import train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
@@ -59,7 +59,7 @@ _FOUND_IN = {
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
-    "train": "runtime.train",
+    "train": "api.train",
     "TrainOptions": "runtime.options",
 }
 

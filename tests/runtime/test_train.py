@@ -24,13 +24,15 @@ from recycle.core.events.record_file import read_record
 from recycle.runtime.checkpoint.tensor_file import load_tensors
 from recycle.runtime.compute.learning_rate import NAMES, WarmUpThen
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.options import CheckpointOptions
+from recycle.runtime.options import CheckpointOptions, FailureOptions
 from tests.runtime.jobs import adamw, greedy_plan, loss, sgd
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(180)
 WIDTH = 8
 RESUME = CheckpointOptions(resume=True)
+# A planner takes a second to load in every run.
+NO_RECOVERY = FailureOptions(recovers=False)
 
 
 class Curves:
@@ -76,7 +78,7 @@ def train(
     stages, dataset = make_stages() if stages is None else stages, dataset or Curves()
     arguments = {"steps": steps, "samples": samples, "out": out, "watch": watch}
     try:
-        options = recycle.TrainOptions(**{"seed": 4, **options})
+        options = recycle.TrainOptions(**{"seed": 4, "failures": NO_RECOVERY, "quiet": True, **options})
         return recycle.train(by or plan(), stages, dataset, loss, optimizer, options=options, **arguments)
     finally:
         assert not active_children()
