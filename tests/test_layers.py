@@ -33,7 +33,7 @@ ANYTHING = frozenset(
 # package -> (packages of ours, outside libraries)
 TABLE = {
     "core": (set(), set()),
-    "host": ({"core"}, {"setproctitle"}),
+    "host": ({"core"}, {"cloudpickle", "setproctitle"}),
     "planner": ({"core", "host"}, {"ortools", "scipy", "numpy", "numba"}),
     "sim": ({"core", "host", "planner"}, {"numpy"}),
     "control": ({"core", "host"}, set()),
@@ -47,7 +47,7 @@ TABLE = {
     ),
     "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
     "dashboard": ({"core", "report"}, set()),
-    "api": (ANYTHING, {"torch"}),
+    "api": ({"core", "planner", "runtime", "cli"}, {"torch"}),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
@@ -62,7 +62,7 @@ ORDER = {
         "plans events",
     ],
     "host": [
-        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory",
+        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory by_value",
         "process_pool",
         "parallel_map",
     ],

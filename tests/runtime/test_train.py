@@ -1,7 +1,9 @@
 """`recycle.train`, as one calls it: any model in stages, any data; what plain torch computes, or a refusal of its own kind."""
 
 import math
+from functools import partial
 from multiprocessing import active_children, parent_process
+from threading import Lock
 
 import pytest
 import torch
@@ -207,6 +209,10 @@ def in_a_list(made, targets):
     return [loss(made, targets)]
 
 
+def locked(lock, made, targets):
+    return loss(made, targets)
+
+
 def as_a_number(made, targets):
     return loss(made, targets).item()
 
@@ -229,8 +235,7 @@ WRONG = {
     "a loss without a graph": ({"loss": as_a_number}, LossNotScalar, 17, "the loss is a float"),
     "too little data": ({"dataset": Curves(11)}, DatasetTooSmall, 11, "one step needs 12 samples .* the dataset has 11"),
     "running statistics": ({"stages": [Counting(), linear()]}, UserError, 2, r"stage 0 .*inner\.1.*BatchNorm"),
-    "a lambda for a loss": ({"loss": lambda made, targets: loss(made, targets)}, UserError, 2, "lambda.*; use functions"),
-    "a lambda for an optimizer": ({"optimizer": lambda parameters: sgd(parameters)}, UserError, 2, "lambda.*; use functions"),
+    "a loss with a lock": ({"loss": partial(locked, Lock())}, UserError, 2, "cannot be sent to a worker process: .*lock"),
     "one stage for two": ({"stages": [linear()]}, ForeignPlan, 12, "the plan has 2 stages, but the model is cut into 1"),
     "nowhere to go on": ({"checkpoint": RESUME}, UserError, 2, "name it with out"),
     "no samples": ({"samples": 0}, UserError, 2, "a micro-batch has 0 samples"),

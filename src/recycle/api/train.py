@@ -48,24 +48,21 @@ def train(
     terminal, and in lines elsewhere. The run is recorded in a new folder, which `recycle report` shows.
 
     The modules in `stages` are left as they were: the trained weights are in the checkpoints of `out`, and `recycle.load` reads
-    them. Every worker process imports the script that calls `train`, so the call stands under `if __name__ == "__main__":`, and
-    the dataset, the loss, the optimizer and the classes of the modules are defined at the top level of a file.
+    them. Functions and classes may be defined anywhere: workers get them by value, and do not import the script.
 
     Args:
-        plan: The plan of the first epoch, such as `recycle.solve` returns; or the numbers of pipelines, of stages and of a
-            pipeline's micro-batches, for which a plan is made.
+        plan: The plan of the first epoch; or the numbers of pipelines, stages and micro-batches of a pipeline to plan for.
         stages: A model that `recycle.cut` can cut, or a list with a module for every stage of the plan. Each takes one tensor, or
             tuples, lists and dicts of tensors, and returns such. Parameters that stages share stay tied.
         dataset: A map-style dataset of pairs (inputs, targets), or of dicts with an entry "labels". It may have a text
             `fingerprint`; a run is then resumed only with a dataset of the same fingerprint.
         loss: Computes the mean loss of a micro-batch, a scalar, from the output of the last stage and the targets. None is the
             model's own loss, if `recycle.cut` has cut it.
-        optimizer: Makes a torch optimizer from a list of parameters. Every worker calls it with the parameters of its stage.
+        optimizer: Makes a torch optimizer from a list of parameters; every worker calls it for its stage.
         steps: The number of steps of the whole run, including those before a resume.
         samples: The number of samples in a micro-batch.
-        out: The run folder. It gets `plan.json` (and in `plans/` the plans of later epochs), `record.jsonl`, which grows while
-            the run goes on, `summary.json` and `checkpoints/`. In the place of `{number}` comes the first number that is free.
-            None: nothing is written.
+        out: The run folder: plans, a record that grows while the run goes on, summary and checkpoints. In the place of `{number}`
+            comes the first number that is free. None: nothing is written.
         options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures, what is shown.
         watch: Called in this process with every event of the record.
 
@@ -89,18 +86,21 @@ def train(
         3
     """
     made = plan if isinstance(plan, Plan) else _plan_for(plan)
-    modules = _modules(stages, made.problem.shape.num_stages)
-    resumes = options.checkpoint.resume
-    if resumes and isinstance(out, str) and NUMBER in out:
+    modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
+    return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch)
+
+
+def _run(job: Job, watch: Watch) -> Trained:
+    """Check a job, launch it, and show and record what happens."""
+    if job.options.checkpoint.resume and NUMBER in str(job.out):
         raise UserError("resume goes on in a run folder: name it with out")
-    job = Job(made, modules, dataset, loss, optimizer, steps, samples, out, _with_plan_source(options, made))
     refuse_changing_data(job)
     for doubt in doubts_about(job):
-        warnings.warn(doubt, stacklevel=2)
-    with _run_folder(out) as folder, _shown(job, watch, folder) as observe:
+        warnings.warn(doubt, stacklevel=3)
+    with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:
         trained = launch(replace(job, out=folder), observe, saves_if_stopped=True)
-    for sentence in trained.warnings if options.quiet else ():
-        warnings.warn(sentence, stacklevel=2)
+    for sentence in trained.warnings if job.options.quiet else ():
+        warnings.warn(sentence, stacklevel=3)
     return trained
 
 
