@@ -67,7 +67,7 @@ def train(
         watch: Called in this process with every event of the record.
 
     Returns:
-        The losses, the SHA-256 of the weights, the recoveries and the times of the run.
+        The losses, the SHA-256 of the weights, the recoveries, the times and the folder of the run.
 
     Raises:
         UserError: The input cannot be used, or a worker failed; the kind of error and its sentence say why. `Stopped`: the first
@@ -101,7 +101,7 @@ def _run(job: Job, watch: Watch) -> Trained:
         trained = launch(replace(job, out=folder), observe, saves_if_stopped=True)
     for sentence in trained.warnings if job.options.quiet else ():
         warnings.warn(sentence, stacklevel=3)
-    return trained
+    return replace(trained, out=folder)
 
 
 def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
