@@ -95,7 +95,8 @@ def _sections(name: str, quick: bool) -> list[Section]:
         f"A stage of {NUM_LAYERS} square layers of width {width} in float32, with AdamW: 12 bytes a parameter for weights and "
         "moments, 4 for a sum in float32 and 8 for an exact one. A staggered step may be taken back until its verdict arrives. "
         "Lean (the default on a GPU), it copies the parameters alone and is computed twice. A synchronous step waits for the "
-        "verdict, and copies nothing. Before, all was copied before every step. Seconds are those of the step, by one thread on a CPU."
+        "verdict, and copies nothing. Before, all was copied before every step. Seconds are those of the step, "
+        "by one thread on a CPU."
     )
     header = ("sums", "step", "parameters", "bytes a parameter before", "at the peak", "seconds", "met")
     return [Section(name, "What a worker holds for each parameter", about, header, cases)]

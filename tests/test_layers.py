@@ -33,7 +33,7 @@ ANYTHING = frozenset(
 # package -> (packages of ours, outside libraries)
 TABLE = {
     "core": (set(), set()),
-    "host": ({"core"}, {"setproctitle"}),
+    "host": ({"core"}, {"cloudpickle", "setproctitle"}),
     "planner": ({"core", "host"}, {"ortools", "scipy", "numpy", "numba"}),
     "sim": ({"core", "host", "planner"}, {"numpy"}),
     "control": ({"core", "host"}, set()),
@@ -47,6 +47,7 @@ TABLE = {
     ),
     "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
     "dashboard": ({"core", "report"}, set()),
+    "api": ({"core", "planner", "runtime", "cli"}, {"torch"}),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
@@ -61,7 +62,7 @@ ORDER = {
         "plans events",
     ],
     "host": [
-        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory",
+        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory by_value",
         "process_pool",
         "parallel_map",
     ],
@@ -82,14 +83,14 @@ ORDER = {
     ],
     "control": ["planning drift", "decide", "store", "net"],
     "runtime": [
+        "boundary",
         "compute",
         "checkpoint options",
-        "transport",
+        "transport cutting",
         "execute job",
-        "worker movable_layers",
+        "worker movable_layers job_checks",
         "coordinator",
         "launch",
-        "train",
     ],
     "profiling": [
         "machine worker_pool contention stopwatch",
@@ -107,6 +108,7 @@ ORDER = {
         "ray_launcher",
         "kubernetes slurm ray",
     ],
+    "api": ["run_folders", "train"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

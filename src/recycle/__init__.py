@@ -24,6 +24,7 @@ from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
 
 if TYPE_CHECKING:
+    from recycle.api.train import train
     from recycle.planner.build_library import build
     from recycle.planner.live_planner import Planner
     from recycle.planner.problem_from_text import problem
@@ -32,16 +33,16 @@ if TYPE_CHECKING:
     from recycle.report.record.metrics import measure
     from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.resume import load
+    from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-    from recycle.runtime.train import cut, recut, train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
 
 _FOUND_IN = {
     "build": "planner.build_library",
-    "cut": "runtime.train",
+    "cut": "runtime.cutting.cut",
     "problem": "planner.problem_from_text",
     "estimate": "planner.profiles.estimate",
     "solve": "planner.solve",
@@ -56,9 +57,9 @@ _FOUND_IN = {
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
     "Planner": "planner.live_planner",
-    "recut": "runtime.train",
+    "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
-    "train": "runtime.train",
+    "train": "api.train",
     "TrainOptions": "runtime.options",
 }
 

@@ -12,13 +12,14 @@ from torch import nn
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.host.by_value import HAS_CLOUDPICKLE, dumps_by_value
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.checkpoint.layer_names import LayerNames
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.options import TrainOptions
-from recycle.runtime.transport.specs import TensorSpec
 
 MakeStage = Callable[[int], nn.Module]
 """Makes a new copy of the stage of a number, as it is before the first step."""
@@ -47,7 +48,7 @@ class WorkerSpec:
 
     shape: Shape
     make_stage: MakeStage
-    tensor_specs: Mapping[int, TensorSpec]
+    boundaries: Mapping[int, BoundarySpec]
     ties: Sequence[Tie]
     microbatches: MicroBatchSource
     loss: Loss
@@ -59,16 +60,22 @@ class WorkerSpec:
     deaths: Path | None = None
     layers: LayerNames | None = None
     make_model: MakeModel | None = None
-    layer_specs: Sequence[TensorSpec] = ()
+    layer_specs: Sequence[BoundarySpec] = ()
     shared_layers: int = 0
+
+
+_ADVICE = "open files, locks and connections where they are used, in __getitem__ or forward"
+_ADVICE_WITHOUT_CLOUDPICKLE = (
+    "install cloudpickle, or use functions and classes of a module's top level instead of lambdas and inner ones"
+)
 
 
 def pickled(value: Any) -> bytes:
     """The pickle of a value for a worker process; torch's own reductions would need a file for every tensor."""
     try:
-        return pickle.dumps(value)
+        return dumps_by_value(value)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
         raise UserError(
-            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "
-            "functions and classes of a module's top level instead of lambdas and inner ones"
+            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; "
+            f"{_ADVICE if HAS_CLOUDPICKLE else _ADVICE_WITHOUT_CLOUDPICKLE}"
         ) from None

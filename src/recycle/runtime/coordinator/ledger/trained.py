@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,8 @@ class Trained:
 
     Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
     measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
-    `saved_steps` is the number of steps of the newest checkpoint, 0 if there is none, None if the run has no folder.
+    `saved_steps` is the number of steps of the newest checkpoint, 0 if there is none, None if the run has no folder. `out` is the
+    run folder, as `recycle.train` returns it.
     """
 
     num_steps: int
@@ -35,6 +37,7 @@ class Trained:
     warnings: tuple[str, ...]
     recoveries: tuple[Recovered, ...] = ()
     saved_steps: int | None = None
+    out: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
