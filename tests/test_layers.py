@@ -25,6 +25,7 @@ ANYTHING = frozenset(
         "report",
         "evaluate",
         "integrations",
+        "loggers",
         "dashboard",
         "cli",
     }
@@ -46,6 +47,7 @@ TABLE = {
         {"torch", "matplotlib", "numpy"},
     ),
     "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
+    "loggers": ({"core", "runtime"}, {"torch", "wandb", "mlflow"}),
     "dashboard": ({"core", "report"}, set()),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
@@ -88,6 +90,7 @@ ORDER = {
         "execute job",
         "worker movable_layers",
         "coordinator",
+        "callbacks",
         "launch",
         "train",
     ],
@@ -107,6 +110,7 @@ ORDER = {
         "ray_launcher",
         "kubernetes slurm ray",
     ],
+    "loggers": ["log_values kept_run", "csv_logger mlflow_logger tensorboard_logger wandb_logger", "select"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

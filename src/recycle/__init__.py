@@ -24,12 +24,17 @@ from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
 
 if TYPE_CHECKING:
+    from recycle.loggers.csv_logger import CsvLogger
+    from recycle.loggers.mlflow_logger import MlflowLogger
+    from recycle.loggers.tensorboard_logger import TensorBoardLogger
+    from recycle.loggers.wandb_logger import WandbLogger
     from recycle.planner.build_library import build
     from recycle.planner.live_planner import Planner
     from recycle.planner.problem_from_text import problem
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
+    from recycle.runtime.callbacks.protocol import Callback
     from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.job import Job
@@ -51,34 +56,44 @@ _FOUND_IN = {
     "simulated_job": "sim.job",
     "export_model": "runtime.checkpoint.export",
     "load": "runtime.checkpoint.resume",
+    "Callback": "runtime.callbacks.protocol",
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
+    "CsvLogger": "loggers.csv_logger",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
+    "MlflowLogger": "loggers.mlflow_logger",
     "Planner": "planner.live_planner",
     "recut": "runtime.train",
     "replay": "sim.replay.replay",
+    "TensorBoardLogger": "loggers.tensorboard_logger",
     "train": "runtime.train",
     "TrainOptions": "runtime.options",
+    "WandbLogger": "loggers.wandb_logger",
 }
 
 __all__ = [
+    "Callback",
     "CheckpointOptions",
     "Cluster",
     "Conditions",
+    "CsvLogger",
     "FailureOptions",
     "Job",
     "Library",
     "Memory",
+    "MlflowLogger",
     "Plan",
     "Planner",
     "Problem",
     "Profile",
     "Shape",
     "Techniques",
+    "TensorBoardLogger",
     "Trace",
     "TrainOptions",
     "UserError",
+    "WandbLogger",
     "Worker",
     "__version__",
     "build",

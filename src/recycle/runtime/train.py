@@ -10,6 +10,7 @@ from torch import nn
 from recycle.core.errors import Uncuttable
 from recycle.core.layers import split_layers
 from recycle.core.plans.plan import Plan
+from recycle.runtime.callbacks.protocol import Callback
 from recycle.runtime.checkpoint.layer_names import find_layer_names
 from recycle.runtime.compute.elastic_stage import layers_of
 from recycle.runtime.compute.microbatches import Dataset
@@ -17,7 +18,8 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.job import Job
-from recycle.runtime.launch.local_launcher import Watch, launch
+from recycle.runtime.launch.local_launcher import Watch
+from recycle.runtime.launch.watched_launch import launch_watched
 from recycle.runtime.options import TrainOptions
 
 _DEFAULTS = TrainOptions()
@@ -95,6 +97,7 @@ def train(
     out: Path | str | None = None,
     options: TrainOptions = _DEFAULTS,
     watch: Watch = lambda event: None,
+    callbacks: Sequence[Callback] = (),
 ) -> Trained:
     """Train a model on this machine, with a process for every live worker of a plan.
 
@@ -116,6 +119,7 @@ def train(
             the run goes on, `summary.json` and `checkpoints/`. Without it, nothing is written.
         options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures.
         watch: Called in this process with every event of the record.
+        callbacks: Objects that are called with every step, evaluation, recovery and checkpoint, such as `recycle.CsvLogger`.
 
     Returns:
         The losses, the SHA-256 of the weights, the recoveries and the times of the run.
@@ -136,4 +140,4 @@ def train(
         >>> len(trained.losses)
         3
     """
-    return launch(Job(plan, stages, dataset, loss, optimizer, steps, samples, out, options), watch, saves_if_stopped=True)
+    return launch_watched(Job(plan, stages, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)

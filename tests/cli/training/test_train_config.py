@@ -76,6 +76,7 @@ metrics_port = 0
 metrics_host = "127.0.0.1"
 otlp = ""
 json_lines = false
+loggers = ""
 [job]
 file = ""
 """

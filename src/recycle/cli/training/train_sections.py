@@ -239,6 +239,12 @@ class LogSection(_Section):
     metrics_host: str = _key("127.0.0.1", _text("ADDRESS"), "the address for Prometheus; 0.0.0.0 is every one of this machine")
     otlp: str = _key("", _text("URL"), "send metrics, epochs and recoveries to this OpenTelemetry collector, as http://HOST:4318")
     json_lines: bool = _key(False, _SWITCH, "print a line of JSON for every event but ops, instead of the live view")
+    loggers: str = _key("", _text("LIST"), "write steps, evaluations and recoveries to csv, mlflow, tensorboard, wandb")
+
+    @property
+    def logger_names(self) -> list[str]:
+        names = [name.strip() for name in self.loggers.split(",") if name.strip()]
+        return [*names, *(["tensorboard"] if self.tensorboard else [])]
 
 
 def _of_type(value: Any, kind: type) -> Any | None:
