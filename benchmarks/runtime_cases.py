@@ -120,7 +120,7 @@ class Ours:
 
     def __init__(self, member: RaceMember, store: Any) -> None:
         spec, program = member.spec, worker_program(row_programs(member.plan)[member.worker], member.plan.problem.shape)
-        transport_spec = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
+        transport_spec = TransportSpec(spec.boundaries, spec.shape.num_chains, spec.ties, TIMEOUT)
         view = replace(member.view, partners=partners_of(member.worker, program, {}))
         transport = GlooTransport(store, view, transport_spec)
         self._state = make_stage_state(spec, member.worker.stage)

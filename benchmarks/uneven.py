@@ -120,7 +120,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
     plan = contests[UNCUT].plan
     assert plan is not None
     trials: dict[str, list[Trial]] = {name: [] for name in contests}
-    make_contender = partial(Contender, setup, setup.job(plan).tensor_specs())
+    make_contender = partial(Contender, setup, setup.job(plan).boundaries())
     with hardware(setup), worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
         numbers = count(1)
         begin_s = time.monotonic()

@@ -4,9 +4,9 @@
     python examples/hugging_face.py --model llama --dead W1_0,W1_1,W0_2
     recycle train examples/hugging_face.py --kill W1_1@5            # as a job file, which other machines can train, too
 
-The model is a small one, made from its configuration, and learns bytes of Python's standard library. Cutting it needs one wrapper
-for each kind of model, since a stage takes one tensor and returns one. The stages hold the model's modules: its own code runs,
-a tie is found because it is one parameter, and loading a checkpoint into the stages loads it into the model.
+The model is a small one, made from its configuration, and learns bytes of Python's standard library. `recycle.cut` finds its
+embedding, layers, norm and head by their structure. The stages hold the modules of the model: its own code runs, a tie is found
+because it is one parameter, and loading a checkpoint into the stages loads it into the model.
 """
 
 import argparse
@@ -24,34 +24,6 @@ from recycle.models.text import Text
 from recycle.runtime.coordinator.ledger.run_ledger import Trained
 
 CONTEXT, WIDTH, NUM_HEADS, NUM_BLOCKS = 64, 64, 4, 6
-# The mask may be left out only with this attention, which is causal by itself.
-ATTENTION = "sdpa"
-
-
-class Gpt2Embedding(nn.Module):
-    """The embedding of GPT-2: from token ids [batch, tokens] to the sum of token and position embeddings."""
-
-    def __init__(self, model: GPT2LMHeadModel) -> None:
-        super().__init__()
-        self.tokens, self.positions, self.dropout = model.transformer.wte, model.transformer.wpe, model.transformer.drop
-
-    def forward(self, ids: Tensor) -> Tensor:
-        numbers = torch.arange(ids.shape[1], device=ids.device)
-        embedded: Tensor = self.dropout(self.tokens(ids) + self.positions(numbers))
-        return embedded
-
-
-class LlamaBlock(nn.Module):
-    """A block of Llama that computes the positions of its tokens itself, because a stage is given one tensor only."""
-
-    def __init__(self, model: LlamaForCausalLM, number: int) -> None:
-        super().__init__()
-        self.layer, self.rotary = model.model.layers[number], model.model.rotary_emb
-
-    def forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        output: Tensor = self.layer(x, position_ids=positions, position_embeddings=self.rotary(x, position_ids=positions))
-        return output
 
 
 def make_gpt2() -> GPT2LMHeadModel:
@@ -69,7 +41,6 @@ def make_gpt2() -> GPT2LMHeadModel:
             resid_pdrop=0.0,
             bos_token_id=None,
             eos_token_id=None,
-            attn_implementation=ATTENTION,
         )
     )
 
@@ -87,27 +58,13 @@ def make_llama() -> LlamaForCausalLM:
             num_hidden_layers=NUM_BLOCKS,
             bos_token_id=None,
             eos_token_id=None,
-            attn_implementation=ATTENTION,
         )
     )
 
 
-def make_sequential(model: PreTrainedModel) -> nn.Sequential:
-    """The model as a sequence of modules: embedding, blocks, norm, head."""
-    match model:
-        case GPT2LMHeadModel():
-            body = model.transformer
-            return nn.Sequential(Gpt2Embedding(model), *body.h, body.ln_f, model.lm_head)
-        case LlamaForCausalLM():
-            blocks = [LlamaBlock(model, number) for number in range(len(model.model.layers))]
-            return nn.Sequential(model.model.embed_tokens, *blocks, model.model.norm, model.lm_head)
-    raise recycle.UserError(f"a {type(model).__name__} is not known here: add the order of its modules")
-
-
 def make_stages(model: PreTrainedModel) -> list[nn.Module]:
     """Embedding and blocks | blocks | blocks, norm and head."""
-    third = NUM_BLOCKS // 3
-    return recycle.cut(make_sequential(model), [1 + third, 1 + 2 * third])
+    return recycle.cut(model, stages=3)
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -84,9 +84,10 @@ ORDER = {
     ],
     "control": ["planning drift", "decide", "store", "net"],
     "runtime": [
+        "boundary",
         "compute",
         "checkpoint options",
-        "transport",
+        "transport cutting",
         "execute job",
         "worker movable_layers",
         "coordinator",

@@ -37,16 +37,17 @@ if TYPE_CHECKING:
     from recycle.runtime.callbacks.protocol import Callback
     from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.resume import load
+    from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-    from recycle.runtime.train import cut, recut, train
+    from recycle.runtime.train import train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
 
 _FOUND_IN = {
     "build": "planner.build_library",
-    "cut": "runtime.train",
+    "cut": "runtime.cutting.cut",
     "problem": "planner.problem_from_text",
     "estimate": "planner.profiles.estimate",
     "solve": "planner.solve",
@@ -64,7 +65,7 @@ _FOUND_IN = {
     "Job": "runtime.job",
     "MlflowLogger": "loggers.mlflow_logger",
     "Planner": "planner.live_planner",
-    "recut": "runtime.train",
+    "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
     "TensorBoardLogger": "loggers.tensorboard_logger",
     "train": "runtime.train",

@@ -15,6 +15,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import Uncuttable
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
+from recycle.runtime.boundary.nests import Nest, map_tensors
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import own_module
 from recycle.runtime.compute.gradients import make_sums
@@ -39,16 +40,16 @@ class Mailbox:
     """A message queue within a process: a message is received once."""
 
     def __init__(self) -> None:
-        self._sent: dict[TensorMessage, Tensor] = {}
+        self._sent: dict[TensorMessage, Nest] = {}
 
-    def send(self, message: TensorMessage, tensor: Tensor) -> None:
+    def send(self, message: TensorMessage, nest: Nest) -> None:
         assert message not in self._sent
-        self._sent[message] = tensor.clone()
+        self._sent[message] = map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), nest)
 
     def post_receive(self, message: TensorMessage) -> None:
         pass
 
-    def receive(self, message: TensorMessage) -> Tensor:
+    def receive(self, message: TensorMessage) -> Nest:
         return self._sent.pop(message)
 
     def zeros(self, message: TensorMessage) -> Tensor:

@@ -215,7 +215,12 @@ def linear(kind=nn.Linear):
 
 # what is given, the kind of error, its exit code, what the sentence says
 WRONG = {
-    "a stage of two things": ({"stages": [linear(TwoThings), linear()]}, Unsendable, 16, "stage 0 returned tuple"),
+    "a stage of two things": (
+        {"stages": [linear(TwoThings), linear()]},
+        Unsendable,
+        16,
+        "stage 1 cannot take what stage 0 returned, a tuple of 2",
+    ),
     "a stage of whole numbers": ({"stages": [linear(WholeNumbers), linear()]}, Unsendable, 16, r"stage 0 returned torch.int64"),
     "a loss for each": ({"loss": each_by_itself}, LossNotScalar, 17, r"the loss has the shape \(2, 8\)"),
     "a list of losses": ({"loss": in_a_list}, LossNotScalar, 17, "the loss is a list"),
@@ -276,7 +281,7 @@ def test_a_run_of_another_job_is_not_gone_on_with(tmp_path):
 
 @pytest.mark.parametrize("cuts", [[0], [4], [2, 2], [3, 1], [9], [-1]])
 def test_cuts_that_leave_a_stage_empty_are_refused(cuts):
-    with pytest.raises(Uncuttable, match="do not leave a module in every stage of a model of 4") as refused:
+    with pytest.raises(Uncuttable, match="do not leave a layer in every stage of a model of 4") as refused:
         recycle.cut(make_model(), cuts)
     assert refused.value.exit_code == 10
 

@@ -1,9 +1,10 @@
-"""split_layers(): cut a model of equal layers into stages; held_ranges(), StageLayers: which layers stages hold."""
+"""split_layers(), balanced_counts(): cut a model into stages; held_ranges(), StageLayers: which layers stages hold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from math import inf
 
 
 def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float]) -> tuple[int, ...]:
@@ -23,6 +24,39 @@ def split_layers(num_layers: int, layer_cost: float, extra_costs: Sequence[float
         layers[stage] += 1
         heapreplace(loads, (extra_costs[stage] + (layers[stage] + 1) * layer_cost, negative))
     return tuple(layers)
+
+
+def balanced_counts(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Return how many layers each stage gets, at least one, so that the most expensive stage is as cheap as possible.
+
+    Of all such splits it is one whose stages are most alike: the sum of squares of their costs is the least.
+
+    Example:
+        >>> balanced_counts([1, 1, 1, 3], 2)
+        (3, 1)
+    """
+    assert len(costs) >= num_stages > 0
+    until = list(accumulate(costs, initial=0.0))
+    num = len(costs)
+
+    def best(cost_of: Callable[[float, float], float]) -> list[list[tuple[float, int]]]:
+        """For each number of stages and of layers: the cost of the best split, and where its last stage begins."""
+        table = [[(0.0 if layers == 0 else inf, 0) for layers in range(num + 1)]]
+        for stage in range(1, num_stages + 1):
+            row = [(inf, 0)] * (num + 1)
+            for end in range(stage, num + 1):
+                row[end] = min((cost_of(table[-1][start][0], until[end] - until[start]), start) for start in range(end))
+            table.append(row)
+        return table
+
+    most = best(max)[-1][num][0] * (1 + 1e-9)
+    table = best(lambda before, own: before + own * own if own <= most else inf)
+    counts, end = [], num
+    for stage in range(num_stages, 0, -1):
+        start = table[stage][end][1]
+        counts.append(end - start)
+        end = start
+    return tuple(reversed(counts))
 
 
 def held_ranges(bounds: Sequence[int], num_shared: int) -> list[range]:

@@ -61,7 +61,14 @@ def measure_layers(job: Job, num_repeats: int = 10, clock_us: Clock = device_clo
 def _measured(layers: Sequence[nn.Module], job: Job, num_repeats: int, clock_us: Clock) -> list[_Measured]:
     options = job.options
     copies = StageCopies(
-        layers, job.microbatches, job.loss, num_repeats + 1, options.is_exact, options.sum_dtype, options.autocast, options.device
+        layers,
+        job.microbatches,
+        job.loss_function,
+        num_repeats + 1,
+        options.is_exact,
+        options.sum_dtype,
+        options.autocast,
+        options.device,
     )
     activations = layer_activations(copies.measure_bytes())
     _run_pass(copies, Stopwatch(clock_us))

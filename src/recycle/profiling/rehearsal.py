@@ -24,6 +24,7 @@ from recycle.profiling.machine import machine_name, one_thread
 from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
 from recycle.profiling.worker_pool import worker_pool
+from recycle.runtime.boundary.nests import num_samples_in
 from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
@@ -134,7 +135,7 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
     shape = job.shape
     spec = worker_spec(job)
-    sizes = measure_bytes(job.stages, job.microbatches, job.loss, job.options.autocast, job.options.device)
+    sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.autocast, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
     with worker_pool(list(shape.workers()), partial(PlanRunner, spec)) as pool:
         states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
@@ -150,7 +151,12 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
                 break
     inputs, _ = job.microbatches.get(0, 0, 0)
     taken = Taken(
-        job.options.device, machine_name(job.options.device), torch.__version__, shape.num_pipelines, len(inputs), model
+        job.options.device,
+        machine_name(job.options.device),
+        torch.__version__,
+        shape.num_pipelines,
+        num_samples_in(inputs),
+        model,
     )
     with one_thread():
         layers = measure_layers(job)

@@ -35,7 +35,7 @@ def _measured_stages(job: Job, num_repeats: int, clock_us: Clock) -> tuple[Stage
     options = job.options
     numbers = (_NUM_PASSES, options.is_exact, options.sum_dtype, options.autocast, options.device)
     with random_state_kept():
-        copies = StageCopies(job.stages, job.microbatches, job.loss, *numbers)
+        copies = StageCopies(job.stages, job.microbatches, job.loss_function, *numbers)
         steppers = [(stage, Stepper(stage.parameters(), job.optimizer)) for stage in copies.stages]
         sizes = copies.measure_bytes()
         _run_passes(copies, steppers, Stopwatch(clock_us))

@@ -10,22 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Shape
-from recycle.core.errors import ForeignPlan, Uncuttable, UserError
+from recycle.core.errors import ForeignPlan, Uncuttable, Unsendable, UserError
 from recycle.core.layer_shares import LayerShare
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
+from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_samples_in, tensors_in, unsendable_part
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
 from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
-from recycle.runtime.compute.stage import Loss, cast, refuse_unusable
+from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
 from recycle.runtime.options import TrainOptions, refuse_count
-from recycle.runtime.transport.specs import TensorSpec
 
 # Of the trial with one micro-batch: a stage and its layers one after the other draw the same numbers.
 _TRIAL_SEED = 0
@@ -38,11 +39,12 @@ class Job:
     Attributes:
         plan: The plan by which the first epoch runs; the live workers of the job are those of the plan. In a job file it may be
             the shape of the cluster, for which the `recycle` command makes a plan.
-        stages: The model, one module for every stage of the plan. Each module takes one tensor and returns one. A parameter that
-            several stages share stays tied.
+        stages: The model, one module for every stage of the plan. Each module takes one tensor, or tuples, lists and dicts of
+            tensors, and returns such. A parameter that several stages share stays tied.
         dataset: A map-style dataset of pairs (inputs, targets); or a `MicroBatchSource`, an object with a method
             `get(step, pipeline, index)` that makes micro-batches by itself.
-        loss: Computes the mean loss of a micro-batch, a scalar, from the output of the last stage and the targets.
+        loss: Computes the mean loss of a micro-batch, a scalar, from the output of the last stage and the targets; None is the
+            model's own, if its last stage has a method `make_loss()`, as those of `recycle.cut` have.
         optimizer: Makes a torch optimizer from a list of parameters.
         steps: The number of steps of the whole run.
         samples: The number of samples in a micro-batch of the dataset.
@@ -67,7 +69,7 @@ class Job:
     plan: Plan | Shape
     stages: Sequence[nn.Module]
     dataset: Dataset | MicroBatchSource
-    loss: Loss
+    loss: Loss | None
     optimizer: MakeOptimizer
     steps: int
     samples: int = 1
@@ -86,6 +88,8 @@ class Job:
         for number, module in enumerate(self.stages):
             if not isinstance(module, nn.Module):
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
+        if self.loss is None and not hasattr(self.stages[-1], "make_loss"):
+            raise UserError("the job has no loss, and its last stage has none of its own: give loss, or a method make_loss()")
         if isinstance(self.plan, Plan) and (problems := check(self.plan)):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
         if self.shared_layers:
@@ -106,6 +110,11 @@ class Job:
         raise UserError("the job has a shape and no plan: run it with the recycle command, or make a plan with recycle.solve")
 
     @property
+    def loss_function(self) -> Loss:
+        """The loss of the job, or the model's own."""
+        return self.stages[-1].make_loss() if self.loss is None else self.loss  # type: ignore[operator]
+
+    @property
     def run_folder(self) -> Path | None:
         return None if self.out is None else Path(self.out)
 
@@ -123,7 +132,7 @@ class Job:
     @property
     def samples_per_step(self) -> int:
         inputs, _ = self.microbatches.get(0, 0, 0)
-        return self.shape.num_chains * len(inputs)
+        return self.shape.num_chains * num_samples_in(inputs)
 
     @property
     def shared_layers(self) -> int:
@@ -151,7 +160,7 @@ class Job:
 
         Times are not measured.
         """
-        how = (self.microbatches, self.loss, self.options.autocast, self.options.device)
+        how = (self.microbatches, self.loss_function, self.options.autocast, self.options.device)
         stages = tuple(
             StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held)
             for activation, held, _ in measure_bytes(self.stages, *how)
@@ -164,12 +173,12 @@ class Job:
         layers = tuple(tuple(LayerShare(activation=max(1, next(sizes))) for _ in own) for own in of_stages)
         return Profile(stages, layers=layers)
 
-    def tensor_specs(self) -> dict[int, TensorSpec]:
+    def boundaries(self) -> dict[int, BoundarySpec]:
         """The output of each stage but the last, found with one micro-batch; the modules are left as they were."""
-        specs: dict[int, TensorSpec] = {}
+        specs: dict[int, BoundarySpec] = {}
         inputs, targets = self.microbatches.get(0, 0, 0)
         device = torch.device(self.options.device)
-        output: Tensor = inputs.to(device)
+        output: Nest = map_tensors(lambda tensor: tensor.to(device), inputs)
         last, has_layers = len(self.stages) - 1, self.layers is not None
         # On the device, since devices cast differently; one stage at a time, since all stages may not fit.
         with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
@@ -184,10 +193,13 @@ class Job:
                     torch.manual_seed(_TRIAL_SEED)
                     _refuse_wrong_layers(number, on_device, given, output)
                 if number == last:
-                    output = self.loss(output, targets.to(device))
+                    output = self.loss_function(output, map_tensors(lambda tensor: tensor.to(device), targets))
                 refuse_unusable(output, number, is_loss=number == last)
+                if not isinstance(output, Tensor):
+                    torch.manual_seed(_TRIAL_SEED)
+                    output = _with_paths(on_device, given, is_first=number == 0)
                 if number < last:
-                    specs[number] = _spec_of(output)
+                    specs[number] = BoundarySpec.of(output)
         return specs
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -228,36 +240,33 @@ def _refuse_other_layers(problem: Problem | None, stages: Sequence[nn.Module], s
         raise Uncuttable(f"{shared_layers} layers cannot be shared: stage {found.index(min(found))} has only {min(found)}")
 
 
-def _refuse_unsharable(number: int, stage: nn.Module, given: Tensor, output: Any, shared_layers: int, is_last: bool) -> None:
+def _refuse_unsharable(number: int, stage: nn.Module, given: Nest, output: Nest, shared_layers: int, is_last: bool) -> None:
     """Raise if a micro-batch cannot be cut beside each of the stage's shared layers.
 
     All tensors that pass there must be alike, no layer there may change its input in place, and the layers, one after the other,
     must compute what the stage does.
     """
-    layers, passed, changing = layers_of(stage), [_spec_of(given)], list[int]()
-    made: Any = given
+    layers, passed, changing = layers_of(stage), [BoundarySpec.of(given)], list[int]()
+    made = given
     for index, layer in enumerate(layers):
-        if not isinstance(made, Tensor):
-            raise Uncuttable(
-                f"layer {index - 1} of stage {number} cannot be shared: it returns {type(made).__name__}, not a tensor"
-            )
-        before, version = made, made._version
-        made = layer(made)
-        if before._version != version:
+        before, versions = made, [tensor._version for tensor in tensors_in(made)]
+        made = _with_paths(layer, made, is_first=number == index == 0)
+        if [tensor._version for tensor in tensors_in(before)] != versions:
             changing.append(index)
-        if isinstance(made, Tensor):  # the last one of the model may return anything that the loss takes
-            passed.append(_spec_of(made))
-    if isinstance(made, Tensor):
-        _refuse_other_output(number, made, output)
+        if (found := unsendable_part(made)) is None:  # the last one of the model may return anything that the loss takes
+            passed.append(BoundarySpec.of(made))
+        elif index < len(layers) - 1:
+            raise Uncuttable(f"layer {index} of stage {number} cannot be shared: it returns {found}, not a tensor")
+    _refuse_other_output(number, made, output)
     # Every stage computes a layer at least: no micro-batch is cut before the first layer of the model, or behind the last one.
     last = len(layers) - 1 if is_last else len(layers)
     early = range(min(shared_layers, last) + 1) if number > 0 else range(0)
     late = range(max(len(layers) - shared_layers, 0 if number > 0 else 1), len(layers) + 1) if not is_last else range(0)
     for places in (early, late):
-        if len(found := {passed[place] for place in places}) > 1:
+        if len(differing := {passed[place] for place in places}) > 1:
             raise Uncuttable(
                 f"the layers of stage {number} cannot be shared: what passes between them differs, "
-                f"{' and '.join(sorted(f'{list(spec.shape)} {spec.dtype}' for spec in found))}"
+                f"{' and '.join(sorted(map(str, differing)))}"
             )
         if first := [index for index in changing if index in places]:
             raise Uncuttable(
@@ -266,23 +275,28 @@ def _refuse_unsharable(number: int, stage: nn.Module, given: Tensor, output: Any
             )
 
 
-def _refuse_wrong_layers(number: int, stage: nn.Module, given: Tensor, output: Any) -> None:
+def _refuse_wrong_layers(number: int, stage: nn.Module, given: Nest, output: Nest) -> None:
     """Raise if the layers that a stage names do not compute what the stage does; those of an `nn.Sequential` always do."""
     if isinstance(stage, nn.Sequential):
         return
     for layer in layers_of(stage):
         given = layer(given)
-    if isinstance(given, Tensor):
-        _refuse_other_output(number, given, output)
+    _refuse_other_output(number, given, output)
 
 
-def _refuse_other_output(number: int, made: Tensor, output: Any) -> None:
-    if not torch.allclose(made.float(), output.float(), rtol=1e-3, equal_nan=True):
+def _refuse_other_output(number: int, made: Nest, output: Nest) -> None:
+    pairs = zip(tensors_in(made), tensors_in(output), strict=False)
+    if not all(torch.allclose(one.float(), other.float(), rtol=1e-3, equal_nan=True) for one, other in pairs):
         raise Uncuttable(f"the layers of stage {number}, one after the other, do not compute what the stage does")
 
 
-def _spec_of(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), tensor.dtype)
+def _with_paths(module: nn.Module, given: Nest, is_first: bool) -> Nest:
+    """The output of a stage or layer; the tensors of a nest require a gradient where they have a gradient path."""
+    leaf = map_tensors(Tensor.detach, given)
+    if not is_first and not isinstance(leaf, Tensor):  # a module that changes one tensor in place is named elsewhere
+        require_gradients(leaf, given)
+    with torch.enable_grad():
+        return passed_on(module(leaf))
 
 
 def _describe_ties(stages: Sequence[nn.Module]) -> list[list[list[int | str]]]:
@@ -304,13 +318,21 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
 
 
-def _pure_forward(number: int, module: nn.Module, inputs: Tensor) -> Any:
+def _pure_forward(number: int, module: nn.Module, inputs: Nest) -> Any:
     """The output of a forward pass, which must not change the module's buffers.
 
     A buffer that forward passes change would differ between peers, and depend on which worker ran which micro-batch.
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    output = module(inputs)
+    try:
+        output = module(inputs)
+    except (TypeError, AttributeError, KeyError, ValueError) as problem:
+        if number == 0 or isinstance(inputs, Tensor):
+            raise
+        raise Unsendable(
+            f"stage {number} cannot take what stage {number - 1} returned, {described(inputs)}: {type(problem).__name__}: "
+            f"{problem}"
+        ) from problem
     changed = [name for name, buffer in module.named_buffers() if name in before and not _is_same(buffer, before[name])]
     for name in changed:
         module.get_buffer(name).copy_(before[name])

@@ -8,13 +8,14 @@ from torch.optim import Optimizer
 
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import LayerMovingSource
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
+from recycle.runtime.boundary.nests import Nest, map_tensors, tensors_in, unsendable_part
 from recycle.runtime.compute.elastic_stage import layers_of
-from recycle.runtime.compute.stage import cast
+from recycle.runtime.compute.stage import cast, passed_on
 from recycle.runtime.job import Job
-from recycle.runtime.transport.specs import TensorSpec
 
 
-def movable_layer_specs(job: Job) -> tuple[TensorSpec, ...]:
+def movable_layer_specs(job: Job) -> tuple[BoundarySpec, ...]:
     """The outputs of all layers but the last, found with one micro-batch; empty if the layers of this job cannot move.
 
     They can if the source of plans moves layers, if the plan knows the layers of the stages, if any layer could be the first or
@@ -37,19 +38,21 @@ def _is_of_torch(job: Job) -> bool:
     return made is not None and type(made).__module__.startswith("torch.optim.")
 
 
-def _outputs(job: Job) -> tuple[TensorSpec, ...]:
+def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
     """The outputs of all layers but the last; empty if one of them cannot be sent, or a layer changes what it is given."""
-    device, found = torch.device(job.options.device), list[TensorSpec]()
-    made: object = job.microbatches.get(0, 0, 0)[0].to(device)
+    device, found = torch.device(job.options.device), list[BoundarySpec]()
+    made: Nest = map_tensors(lambda tensor: tensor.to(device), job.microbatches.get(0, 0, 0)[0])
     layers = [layer for stage in job.stages for layer in layers_of(stage)]
-    with torch.no_grad(), torch.random.fork_rng(), cast(device, job.options.autocast):
+    with torch.enable_grad(), torch.random.fork_rng(), cast(device, job.options.autocast):
         for layer in layers[:-1]:
-            assert isinstance(made, Tensor)
-            version, given = made._version, made
-            made = (layer if device.type == "cpu" else copy.deepcopy(layer).to(device))(given)
-            if given._version != version or not isinstance(made, Tensor) or not made.is_floating_point():
+            given, versions = made, [tensor._version for tensor in tensors_in(made)]
+            made = passed_on((layer if device.type == "cpu" else copy.deepcopy(layer).to(device))(given))
+            tensors = list(tensors_in(made))
+            if unsendable_part(made) is not None or [tensor._version for tensor in tensors_in(given)] != versions:
                 return ()
-            if made.is_sparse or made.layout != torch.strided:
+            if not any(tensor.is_floating_point() for tensor in tensors) or any(
+                tensor.layout != torch.strided for tensor in tensors
+            ):
                 return ()
-            found.append(TensorSpec(tuple(made.shape), made.dtype))
+            found.append(BoundarySpec.of(made))
     return tuple(found)

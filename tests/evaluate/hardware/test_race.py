@@ -215,7 +215,7 @@ def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan(
     }
     turns = [ContenderTurn(0, name, 3, None, range(2), layers=own) for name, own in layers.items()]
     turns += [ContenderTurn(0, name, 3, own, range(2)) for name, own in ours.items()]
-    make = partial(Contender, setup, setup.job(plan).tensor_specs())
+    make = partial(Contender, setup, setup.job(plan).boundaries())
     expected = plain_losses(3, setup)
     with worker_pool(list(setup.shape.workers()), make, ["torch.distributed.pipelining"]) as pool:
         for number, turn in enumerate(turns):
@@ -229,7 +229,7 @@ def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan(
 def test_one_pipeline_without_peers_trains_the_same_by_all_schedules():
     setup = replace(TINY, pipelines=1)
     plan = make_plan(setup.shape, "", "adaptive,decoupled,staggered")
-    make, expected = partial(Contender, setup, setup.job(plan).tensor_specs()), plain_losses(3, setup)
+    make, expected = partial(Contender, setup, setup.job(plan).boundaries()), plain_losses(3, setup)
     with worker_pool(list(setup.shape.workers()), make, ["torch.distributed.pipelining"]) as pool:
         for number, (name, own) in enumerate([("ours", plan), *((name, None) for name in TORCH)]):
             trial, _ = run_trial(pool, ContenderTurn(number, name, 3, own, range(1)), 0)
@@ -239,10 +239,10 @@ def test_one_pipeline_without_peers_trains_the_same_by_all_schedules():
 class OverTransport:
     """A member of a pool that runs torch's schedules over our transport, as on a GPU."""
 
-    def __init__(self, tensor_specs, context):
+    def __init__(self, boundaries, context):
         prefix = dist.PrefixStore("race", context.store)
         dist.init_process_group("gloo", store=prefix, rank=context.rank, world_size=len(context.workers))
-        self._contender = TorchContender(TINY, tensor_specs, context, uses_transport=True)
+        self._contender = TorchContender(TINY, boundaries, context, uses_transport=True)
 
     def answer(self, request):
         return self._contender.run(*request)
@@ -250,8 +250,8 @@ class OverTransport:
 
 def test_torchs_schedules_train_the_same_over_our_transport():
     plan = make_plan(TINY.shape, "", "none")
-    tensor_specs = TINY.job(plan).tensor_specs()
-    with worker_pool(list(TINY.shape.workers()), partial(OverTransport, tensor_specs), ["torch.distributed.pipelining"]) as pool:
+    boundaries = TINY.job(plan).boundaries()
+    with worker_pool(list(TINY.shape.workers()), partial(OverTransport, boundaries), ["torch.distributed.pipelining"]) as pool:
         for number, variant in enumerate(TORCH):
             reported = [losses for _, losses in pool.ask((number, variant, 3)).values() if losses]
             assert len(reported) == TINY.pipelines, variant

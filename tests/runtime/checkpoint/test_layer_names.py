@@ -11,7 +11,7 @@ import recycle
 from recycle.core.errors import Uncuttable
 from recycle.models.gpt import GptConfig, gpt_stages
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
-from recycle.runtime.train import recut
+from recycle.runtime.cutting.cut import recut
 
 CONFIG = GptConfig(vocabulary=8, context=4, width=4, num_heads=1, num_layers=4, ties_embeddings=True)
 

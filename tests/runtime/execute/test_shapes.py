@@ -10,7 +10,7 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
 from recycle.runtime.compute.elastic_stage import elastic_stages
 from recycle.runtime.compute.microbatches import MicroBatches
-from recycle.runtime.train import recut
+from recycle.runtime.cutting.cut import recut
 from tests.runtime.jobs import adamw, greedy_plan
 from tests.runtime.reference_executor import ReferenceExecutor
 

@@ -195,7 +195,7 @@ def trained(plan, clock_of):
     """The digest of each worker's stage after three steps, and the spans of its iterations."""
     workers = [row.worker for row in plan.rows]
     spec = worker_spec(Job(plan, small_stages(2), Numbers(), loss, adamw, 3, options=TrainOptions(is_exact=True)))
-    transport_of = transport_spec(spec.tensor_specs, spec.shape.num_chains)
+    transport_of = transport_spec(spec.boundaries, spec.shape.num_chains)
 
     def train(worker, store):
         view, program = GroupView(worker, workers, epoch=1), worker_program(row_programs(plan)[worker], plan.problem.shape)

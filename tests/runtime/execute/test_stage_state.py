@@ -53,7 +53,7 @@ def begin(optimizer, is_exact=False, stage=1, ties=()):
     spec = WorkerSpec(
         shape=SHAPE,
         make_stage=partial(copied_stage, make_modules()),
-        tensor_specs={},
+        boundaries={},
         ties=ties,
         microbatches=Numbers(),
         loss=loss,

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.host.process_lifetime import process_start, process_state
+from recycle.runtime.boundary.boundary_spec import TensorSpec
 from recycle.runtime.transport.gpu import cuda_ipc
 from recycle.runtime.transport.gpu.cuda_ipc import BufferPool, CudaIpcTransport, SharedMemory, is_gone, own_process
-from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec
+from recycle.runtime.transport.specs import GroupView, TensorMessage
 from tests.processes import until
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 

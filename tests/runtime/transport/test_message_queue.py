@@ -11,16 +11,25 @@ import torch
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
+from recycle.runtime.boundary.boundary_spec import BoundarySpec, TensorSpec
+from recycle.runtime.boundary.nests import tensors_in
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport
-from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(60)
 FIRST, LAST = Worker(0, 0), Worker(0, 1)
-SPEC = transport_spec({0: TensorSpec((2, 3), torch.float32)}, num_chains=4)
+NEST = {
+    "states": (torch.arange(6.0).view(2, 3).requires_grad_(), torch.full((5,), 0.5).requires_grad_()),
+    "mask": torch.tensor([True, False]),
+    "ids": torch.arange(3),
+    "bias": torch.ones(3),
+    "scale": 2,
+}
+SPEC = transport_spec({0: TensorSpec((2, 3), torch.float32), 1: BoundarySpec.of(NEST)}, num_chains=4)
 
 
 class HostMemory:
@@ -119,3 +128,34 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused(pair):
 
 def test_zeros_have_the_spec_of_the_message(pair):
     assert torch.equal(pair[1].messages.zeros(gradient(0)), torch.zeros(2, 3))
+
+
+def test_a_nest_arrives_with_its_structure_and_gradients_of_its_paths_come_back(pair):
+    first, last = (transport.messages for transport in pair)
+    there = TensorMessage(Kind.F, 2, 0, FIRST, LAST, 0, 0, is_of_warm_up=False)
+    back = TensorMessage(Kind.I, 1, 0, LAST, FIRST, 1, 1, is_of_warm_up=False)
+
+    def send():
+        first.send(there, NEST)
+        return first.receive(back)
+
+    def receive():
+        received = last.receive(there)
+        last.send(back, (torch.ones(2, 3), torch.zeros(5)))
+        return received
+
+    gradients, received = at_once(send, receive)
+    assert BoundarySpec.of(received) == BoundarySpec.of(NEST)
+    assert all(torch.equal(*each) for each in zip(tensors_in(received), tensors_in(NEST), strict=True))
+    assert [gradient.tolist() for gradient in gradients] == [torch.ones(2, 3).tolist(), [0.0] * 5]
+    assert BoundarySpec.of(last.zeros(there)) == BoundarySpec.of(NEST)
+
+
+def test_a_nest_of_another_structure_is_refused(pair):
+    messages, there = pair[0].messages, TensorMessage(Kind.F, 2, 0, FIRST, LAST, 0, 0, is_of_warm_up=False)
+    with pytest.raises(Unsendable, match="in another structure, or with other gradient paths"):
+        messages.send(there, {**NEST, "scale": 3})
+    with pytest.raises(Unsendable, match="in another structure, or with other gradient paths"):
+        messages.send(there, {**NEST, "bias": NEST["bias"].clone().requires_grad_()})
+    with pytest.raises(Unsendable, match=r"W0_0 made .* but the first micro-batch made .* of shape \[2, 3\]"):
+        messages.send(there, {**NEST, "ids": torch.arange(4)})

@@ -12,9 +12,10 @@ import torch
 from recycle.control.drift.message_times import UNKNOWN_LAG_US, MessageStamp, MessageTimer
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.boundary.boundary_spec import TensorSpec
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.links.stamped_body import empty_body, own_clock, read_stamp, tensor_in, write_stamp
-from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec, TransportBroken
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TransportBroken
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.boundary.boundary_spec import TensorSpec
 from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.execute import gradient_reduction
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo_groups import GlooGroups
-from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TensorSpec, TransportBroken
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TransportBroken
 from tests.random_plans import legal_plans
 from tests.runtime.jobs import Numbers, adamw, loss, small_stages
 from tests.runtime.transport import nccl_streams

@@ -13,6 +13,7 @@ from recycle.control.decide.messages import StoreEntry, StoreRequest
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
+from recycle.runtime.boundary.boundary_spec import BoundarySpec, TensorSpec
 from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.job import Job
@@ -20,7 +21,7 @@ from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.rendezvous import Rendezvous
-from recycle.runtime.transport.specs import GroupView, MessageLink, TensorSpec, TransportSpec
+from recycle.runtime.transport.specs import GroupView, MessageLink, TransportSpec
 from recycle.runtime.worker.epoch_setup import links_of, make_stage_state, make_trainer, partners_of, worker_program
 
 PATIENCE_S = 30
@@ -55,8 +56,10 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
         return [one.result(PATIENCE_S) for one in begun]
 
 
-def transport_spec(tensor_specs: Mapping[int, TensorSpec] | None = None, num_chains: int = 1) -> TransportSpec:
-    return TransportSpec(tensor_specs or {}, num_chains, (), TIMEOUT)
+def transport_spec(specs: Mapping[int, TensorSpec | BoundarySpec] | None = None, num_chains: int = 1) -> TransportSpec:
+    """The spec of a transport for one tensor, or for nests, from each stage to the next."""
+    made = {at: spec if isinstance(spec, BoundarySpec) else BoundarySpec.one_tensor(spec) for at, spec in (specs or {}).items()}
+    return TransportSpec(made, num_chains, (), TIMEOUT)
 
 
 MakeTransport = Callable[[Rendezvous, GroupView, TransportSpec, Collection[MessageLink]], Transport]
@@ -73,7 +76,7 @@ def train_in_threads(
     plan = job.plan
     assert isinstance(plan, Plan)
     spec, workers = worker_spec(job), [row.worker for row in plan.rows]
-    transport_of = TransportSpec(spec.tensor_specs, spec.shape.num_chains, spec.ties, TIMEOUT)
+    transport_of = TransportSpec(spec.boundaries, spec.shape.num_chains, spec.ties, TIMEOUT)
 
     def train(worker: Worker, store: Rendezvous) -> str:
         program = worker_program(row_programs(plan)[worker], plan.problem.shape)

@@ -16,6 +16,7 @@ from recycle.control.decide.place_assignment import layer_transfers
 from recycle.core.cluster import Shape, Worker
 from recycle.core.layers import StageLayers
 from recycle.core.plans.plan_source import PlanAssignment
+from recycle.runtime.boundary.boundary_spec import BoundarySpec, TensorSpec
 from recycle.runtime.checkpoint.compatibility import fingerprint_of_layers, refuse_foreign
 from recycle.runtime.checkpoint.files import Checkpoint
 from recycle.runtime.checkpoint.layer_names import find_layer_names
@@ -24,7 +25,6 @@ from recycle.runtime.compute.tied_parameters import find_ties
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
-from recycle.runtime.transport.specs import TensorSpec
 from recycle.runtime.worker.moved_layers import KeptLayers, ReceivedLayers, moved_stages, spec_with_layers
 from recycle.runtime.worker.worker_spec import WorkerSpec
 from tests.runtime.execute.test_shapes import LAYERS, NUM_CHAINS, Text, gpt, next_byte_loss, repeated
@@ -196,10 +196,10 @@ def test_names_and_fingerprint_of_moved_layers_are_those_of_stages_that_were_cut
     spec = WorkerSpec(
         plan.problem.shape, stages.__getitem__, {}, (), job.microbatches, next_byte_loss, adamw, 1, job.options, layers=names
     )
-    between = [TensorSpec((number,), torch.float32) for number in range(len(names.model) - 1)]
+    between = [BoundarySpec.one_tensor(TensorSpec((number,), torch.float32)) for number in range(len(names.model) - 1)]
     moved = spec_with_layers(replace(spec, make_model=lambda: stages, layer_specs=between), counts)
     assert moved.layers is not None
-    assert moved.tensor_specs == {0: between[0]}
+    assert moved.boundaries == {0: between[0]}
     cut = moved_stages(stages, counts, 0)
     found = find_layer_names(cut)
     assert (moved.layers.stages, moved.layers.ties) == (found.stages, found.ties)

@@ -32,14 +32,13 @@ def describe_job(
     from recycle.runtime.movable_layers import movable_layer_specs
 
     assert job.run_folder is not None
-    specs = [[stage, list(spec.shape), str(spec.dtype).removeprefix("torch.")] for stage, spec in job.tensor_specs().items()]
-    between = [[list(spec.shape), str(spec.dtype).removeprefix("torch.")] for spec in movable_layer_specs(job)]
+    between = [spec.to_json() for spec in movable_layer_specs(job)]
     return {
         "job": name,
         "config": factory.config.to_toml(),
         "plan": job.first_plan.dumps(),
         "out": str(job.run_folder.resolve()),
-        "tensor_specs": specs,
+        "boundaries": [[stage, spec.to_json()] for stage, spec in job.boundaries().items()],
         "layer_specs": between,
         "serves_machines": serves_machines,
         "sends_files": sends_files,
@@ -66,13 +65,11 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, i
 
     `file` is this machine's job file. Raises if this machine would train something else, with the difference.
     """
-    import torch
-
+    from recycle.runtime.boundary.boundary_spec import BoundarySpec
     from recycle.runtime.checkpoint.compatibility import differing
     from recycle.runtime.checkpoint.files import plain
     from recycle.runtime.compute.state_digests import digest
     from recycle.runtime.launch.configure import worker_spec
-    from recycle.runtime.transport.specs import TensorSpec
 
     if about["serves_machines"] and is_loopback(endpoint.host) and not interface:
         raise UserError(
@@ -89,10 +86,10 @@ def spec_from_description(endpoint: Endpoint, folder: Path, file: Path | None, i
     for number, (expected, stage) in enumerate(zip(about["weights"], job.stages, strict=True)):
         found = {f"first weights of stage {number}": digest(stage)}
         _refuse_difference(differing(dict.fromkeys(found, expected), found), "seed them, with torch.manual_seed for instance")
-    specs = {int(stage): TensorSpec(tuple(shape), getattr(torch, dtype)) for stage, shape, dtype in about["tensor_specs"]}
-    between = [TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in about["layer_specs"]]
+    boundaries = {int(stage): BoundarySpec.parse(form) for stage, form in about["boundaries"]}
+    between = [BoundarySpec.parse(form) for form in about["layer_specs"]]
     files = None if sees_run else FileTransfer(endpoint)
-    return worker_spec(job, tensor_specs=specs, file_transfer=files, layer_specs=between)
+    return worker_spec(job, boundaries=boundaries, file_transfer=files, layer_specs=between)
 
 
 def _own_config(config: TrainConfig, file: Path | None) -> TrainConfig:

@@ -143,7 +143,7 @@ def _load(config: TrainConfig) -> LoadedJob:
     changes = _renamed(given, "training", steps="") | _renamed(given, "data", samples="")
     shape = job.shape if given.keys().isdisjoint(SHAPE_KEYS) else _with_values_of(job, config).cluster.shape
     if shape.num_stages != job.shape.num_stages:
-        from recycle.runtime.train import recut
+        from recycle.runtime.cutting.cut import recut
 
         changes["stages"] = recut(job.stages, shape.num_stages)
     return replace(loaded, job=replace(job, plan=shape if shape != job.shape else job.plan, options=options, **changes))

@@ -13,8 +13,8 @@ from recycle.evaluate.hardware.setup import Setup, layers_of_stages
 from recycle.evaluate.hardware.torch_contender import TorchContender
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import MemberContext
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.launch.configure import worker_spec
-from recycle.runtime.transport.specs import TensorSpec
 from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 
 
@@ -54,8 +54,8 @@ class TurnResult:
 class Contender:
     """A member of the pool, which trains by every variant in turn."""
 
-    def __init__(self, setup: Setup, tensor_specs: dict[int, TensorSpec], context: MemberContext) -> None:
-        self._setup, self._tensor_specs, self._context = setup, tensor_specs, context
+    def __init__(self, setup: Setup, boundaries: dict[int, BoundarySpec], context: MemberContext) -> None:
+        self._setup, self._boundaries, self._context = setup, boundaries, context
         self._modules: dict[tuple[int, ...] | None, list[nn.Module]] = {}
         self._specs: dict[tuple[Shape, int, tuple[int, ...] | None], WorkerSpec] = {}
         self._torch: TorchContender | None = None
@@ -69,7 +69,7 @@ class Contender:
         if place is None:
             return TurnResult()
         if turn.plan is None:
-            self._torch = self._torch or TorchContender(self._setup, self._tensor_specs, self._context)
+            self._torch = self._torch or TorchContender(self._setup, self._boundaries, self._context)
             return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations, turn.layers))
         runner, speed = PlanRunner(self._spec(turn.plan), self._context), dict(turn.speeds).get(place, 1.0)
         run = runner.run(turn.number, turn.plan, turn.num_iterations, place, speed)
@@ -80,7 +80,7 @@ class Contender:
         key = plan.problem.shape, plan.problem.shared_layers, layers
         if key not in self._specs:
             make_stage = None if plan.problem.shared_layers else partial(self._copy, layers)
-            self._specs[key] = worker_spec(self._setup.job(plan), make_stage, self._tensor_specs)
+            self._specs[key] = worker_spec(self._setup.job(plan), make_stage, self._boundaries)
         return self._specs[key]
 
     def _copy(self, layers: tuple[int, ...] | None, number: int) -> nn.Module:

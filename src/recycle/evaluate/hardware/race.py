@@ -66,9 +66,9 @@ def run_race(
     if not missing:
         return
     num_turns, num_done = num_rounds * len(variants), num_rounds * len(variants) - sum(map(len, missing.values()))
-    tensor_specs = setup.job(next(iter(plans.values()))).tensor_specs()
+    boundaries = setup.job(next(iter(plans.values()))).boundaries()
     (folder / SPANS).mkdir(exist_ok=True)
-    make_contender = partial(Contender, setup, tensor_specs)
+    make_contender = partial(Contender, setup, boundaries)
     with worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
         numbers = count(1)  # every turn has a transport of its own
         for number, todo in missing.items():

@@ -16,13 +16,14 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.op import Kind
 from recycle.evaluate.hardware.setup import SEED, Setup, make_optimizer
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport, SharedMemory
 from recycle.runtime.transport.message_queue import MessageQueue
 from recycle.runtime.transport.protocol import Transport
-from recycle.runtime.transport.specs import GroupView, TensorMessage, TensorSpec, TransportSpec
+from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
 from recycle.runtime.worker.worker_spec import copied_stage
 
 TORCH_1F1B, TORCH_ZERO_BUBBLE, TORCH_ZBV = "torch-1f1b", "torch-zero-bubble", "torch-zbv"
@@ -35,12 +36,12 @@ class TorchContender:
     def __init__(
         self,
         setup: Setup,
-        tensor_specs: Mapping[int, TensorSpec],
+        boundaries: Mapping[int, BoundarySpec],
         context: MemberContext,
         uses_transport: bool | None = None,
     ) -> None:
         # Wherever the model is cut, the tensor between two stages has the same spec.
-        self._setup, self._tensor_spec, self._context = setup, tensor_specs[0], context
+        self._setup, self._boundary, self._context = setup, boundaries[0], context
         self._uses_transport = setup.is_gpu if uses_transport is None else uses_transport
         self._stages: dict[tuple[int, tuple[int, ...]], Sequence[nn.Module]] = {}
         shape = setup.shape
@@ -89,8 +90,8 @@ class TorchContender:
     def _make_transport(self, number: int) -> Transport:
         """A transport for twice as many micro-batches and stages, because a worker of a V has two stages."""
         store, view = self._context.store, GroupView(self._context.worker, self._context.workers, number)
-        tensor_specs = dict.fromkeys(range(2 * self._setup.stages), self._tensor_spec)
-        spec = TransportSpec(tensor_specs, 2 * self._setup.shape.num_chains, (), TIMEOUT)
+        boundaries = dict.fromkeys(range(2 * self._setup.stages), self._boundary)
+        spec = TransportSpec(boundaries, 2 * self._setup.shape.num_chains, (), TIMEOUT)
         if self._setup.is_gpu:
             return CudaIpcTransport(store, view, spec, SharedMemory(store, view, self._device))
         return GlooTransport(store, view, spec)
@@ -117,7 +118,7 @@ class TorchContender:
 
     def _examples(self, number: int, num_stages: int) -> dict[str, Tensor]:
         """Example inputs and outputs of a stage: without them torch would ask its neighbours, over gloo."""
-        spec, setup = self._tensor_spec, self._setup
+        (spec,), setup = self._boundary.tensors, self._setup
         between = torch.empty(spec.shape, dtype=spec.dtype, device=self._device, requires_grad=True)
         ids = torch.zeros(setup.samples, setup.context, dtype=torch.int64, device=self._device)
         size = setup.samples, setup.context, setup.vocabulary

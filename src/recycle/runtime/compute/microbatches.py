@@ -5,15 +5,16 @@ bijection that is computed and not stored: every sample occurs exactly once in a
 loads the same samples as its home worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import DatasetTooSmall, UserError
+from recycle.runtime.boundary.nests import Nest, described
 from recycle.runtime.compute.seeds import seed_of
 
 _NUM_ROUNDS = 8
@@ -21,20 +22,22 @@ _MASK_64 = (1 << 64) - 1
 
 
 class Dataset(Protocol):
-    """A map-style data set of pairs (inputs, targets), such as torch's.
+    """A map-style data set of pairs (inputs, targets), such as torch's. Each is a tensor or a nest of tensors.
+
+    A sample may also be a dict: it is the inputs, without its entry "labels", and these are the targets.
 
     It may have a `fingerprint`, a text that identifies the data: then a run refuses to resume with other data.
     """
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, number: int, /) -> tuple[Tensor, Tensor]: ...
+    def __getitem__(self, number: int, /) -> Any: ...
 
 
 class MicroBatchSource(Protocol):
     """Micro-batches by their address: every worker that asks for an address gets the same samples."""
 
-    def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]: ...
+    def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]: ...
 
 
 class MicroBatches:
@@ -61,11 +64,11 @@ class MicroBatches:
         known = f" ({fingerprint})" if isinstance(fingerprint, str) and fingerprint else ""
         return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}"
 
-    def get(self, step: int, pipeline: int, index: int) -> tuple[Tensor, Tensor]:
+    def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
         """Return inputs and targets of a micro-batch, with the samples stacked along a new first dimension."""
         numbers = self.numbers(step, pipeline, index)
         samples = [_checked(self._dataset[number], number) for number in numbers]
-        return _stacked([x for x, _ in samples], numbers), _stacked([y for _, y in samples], numbers)
+        return _joined([x for x, _ in samples], numbers), _joined([y for _, y in samples], numbers)
 
     def numbers(self, step: int, pipeline: int, index: int) -> list[int]:
         """Return the numbers of the samples of micro-batch `index` of `pipeline` in iteration `step`."""
@@ -117,13 +120,56 @@ def _keys(seed: int) -> tuple[int, ...]:
     return tuple(seed_of(seed, "round", number) for number in range(_NUM_ROUNDS))
 
 
-def _checked(sample: object, number: int) -> tuple[Tensor, Tensor]:
+def _checked(sample: object, number: int) -> tuple[Nest, Nest]:
     match sample:
         case (Tensor() as inputs, Tensor() as targets):
             return inputs, targets
+        case {"labels": labels, **rest}:
+            return _tensors(rest, number), _tensors(labels, number)
+        case (inputs, targets):
+            return _tensors(inputs, number), _tensors(targets, number)
     raise UserError(
-        f"sample {number} of the dataset is a {type(sample).__name__}, but it must be a pair of tensors (inputs, targets)"
+        f"sample {number} of the dataset is a {type(sample).__name__}, but it must be a pair (inputs, targets) of tensors, or of "
+        "tuples, lists and dicts of tensors, or a dict of them with an entry 'labels'"
     )
+
+
+def _tensors(part: Any, number: int) -> Nest:
+    """A part of a sample, with tensors in the place of numbers and of lists of numbers."""
+    if isinstance(part, Tensor):
+        return part
+    if isinstance(part, Mapping):
+        return {key: _tensors(value, number) for key, value in part.items()}
+    if isinstance(part, list | tuple) and any(isinstance(each, Tensor | Mapping) for each in part):
+        return tuple(_tensors(each, number) for each in part)
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"sample {number} of the dataset has a {type(part).__name__}, but it must have tensors or numbers: convert it"
+        ) from None
+
+
+def _joined(parts: Sequence[Nest], numbers: Sequence[int]) -> Nest:
+    """One nest with the tensors of all samples, stacked; samples must have one structure."""
+    first = parts[0]
+    if isinstance(first, Tensor) and all(isinstance(part, Tensor) for part in parts):
+        return _stacked(parts, numbers)
+    for part, number in zip(parts, numbers, strict=True):
+        if _keys_of(part) != _keys_of(first):
+            raise UserError(
+                f"samples {numbers[0]} and {number} of the dataset differ: one is {described(first)}, and the other "
+                f"{described(part)}; those of a micro-batch must have the same entries"
+            )
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts], numbers) for key in first}
+    return tuple(_joined([part[index] for part in parts], numbers) for index in range(len(first)))
+
+
+def _keys_of(part: Nest) -> object:
+    if isinstance(part, Tensor):
+        return None
+    return list(part) if isinstance(part, dict) else len(part)
 
 
 def _stacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
+from recycle.runtime.boundary.nests import Nest, map_tensors, tensors_in, unsendable_part
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.elastic_stage import ElasticStage, held_layers, shares_parameters
 from recycle.runtime.compute.gradients import Sums
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.split_backward import Tape, defer_weights
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
+"""The mean loss of a micro-batch, from the output of the last stage and the targets; both may be nests."""
 Play = Callable[[Tape, Sums], None]
 """Plays a tape into the sums."""
 
@@ -30,7 +32,7 @@ class _Flight:
     The graph is in parts, the first one first: each is what it was given and what it made. Mostly there is one part.
     """
 
-    parts: list[tuple[Tensor, Any]]
+    parts: list[tuple[Nest, Nest]]
     is_deferred: bool
     tape: Tape = field(default_factory=Tape)
 
@@ -83,36 +85,38 @@ class Stage:
     def forward(
         self,
         chain: int,
-        given: Tensor,
+        given: Nest,
         seed: int,
-        targets: Tensor | None = None,
+        targets: Nest = None,
         is_split: bool = True,
         layers: range | None = None,
-    ) -> Tensor:
+    ) -> Nest:
         """F: run the module on `given` and return its detached output, or the loss at the last stage.
+
+        A tensor has a gradient path between stages if it is all that passes, or if it requires a gradient in its nest.
 
         If the backward pass will not be split (`is_split`), Linears are torch's own. An elastic stage runs `layers`, by default
         its own.
         """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
         assert layers is None or self.is_elastic, "this stage holds no other layers than its own"
-        leaf = self._here(given).detach()
+        leaf = map_tensors(lambda tensor: self._here(tensor).detach(), given)
         if self.number > 0:  # the gradient of the data is not needed
-            leaf.requires_grad_(True)
+            require_gradients(leaf, given)
         is_deferred = is_split or self._always_defers
         with torch.enable_grad(), self._metered(chain), cast(self.device, self._autocast), self._deferral.use(None, is_deferred):
             parts = self._run(leaf, seed, layers)
             given, made = parts.pop()
             if self._loss is not None:
                 assert targets is not None
-                made = self._loss(made, self._here(targets))
+                made = self._loss(made, map_tensors(self._here, targets))
             parts.append((given, made))
         refuse_unusable(made, self.number, is_loss=self._loss is not None)
+        self._refuse_no_path(made)
         self._flights[chain] = _Flight(parts, is_deferred)
         if self.meter is not None:
-            self.meter.hold(chain, *(tensor for part in parts for tensor in part))
-        passed_on: Tensor = made.detach()
-        return passed_on
+            self.meter.hold(chain, *(tensor for part in parts for tensor in tensors_in(part)))
+        return passed_on(made)
 
     def _here(self, tensor: Tensor) -> Tensor:
         """The tensor on this stage's device. From pinned memory the copy waits for its turn without the host."""
@@ -120,9 +124,17 @@ class Stage:
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
 
-    def _run(self, leaf: Tensor, seed: int, layers: range | None) -> list[tuple[Tensor, Any]]:
+    def _refuse_no_path(self, made: Nest) -> None:
+        """Raise if no gradient would reach the parameters that the stage trains."""
+        if self._parameters and not any(tensor.requires_grad for tensor in tensors_in(made)):
+            what = "the loss has" if self._loss is not None else f"what stage {self.number} returns has"
+            raise Unsendable(
+                f"{what} no gradient path to the parameters of stage {self.number}: it was detached, or made without gradients"
+            )
+
+    def _run(self, leaf: Nest, seed: int, layers: range | None) -> list[tuple[Nest, Nest]]:
         """Run the layers, or the whole module; return the parts of the graph."""
-        parts: list[tuple[Tensor, Any]] = []
+        parts: list[tuple[Nest, Nest]] = []
         numbers = self._own_layers if layers is None else layers
         try:
             if numbers is None:
@@ -132,7 +144,7 @@ class Stage:
             for number in numbers:
                 if self._cuts_graph and number > numbers.start:
                     parts.append((given, made))
-                    given = made = made.detach().requires_grad_(True)
+                    given = made = require_gradients(map_tensors(Tensor.detach, made), made)
                 self._seed(seed_of(seed, number))
                 made = self._layers[number](made)
             return [*parts, (given, made)]
@@ -150,18 +162,24 @@ class Stage:
                 self.meter.release(chain)
         self._flights.clear()
 
-    def backward_input(self, chain: int, gradient: Tensor | None) -> Tensor | None:
-        """I: return the gradient of the stage's input, None at the first stage; weight gradients are deferred to the tape."""
+    def backward_input(self, chain: int, gradient: Nest) -> Nest:
+        """I: return the gradient of the stage's input, None at the first stage; weight gradients are deferred to the tape.
+
+        The gradient of a nest is that of its only tensor with a gradient path, or the tuple of those of several.
+        """
         flight = self._flights[chain]
         assert flight.parts, f"micro-batch {chain} has had its I"
         while flight.parts:
             given, made = flight.parts.pop()
-            if made.requires_grad:
+            tensors = list(tensors_in(made))
+            # One tensor has a gradient path for its receiver, whether it depends on a parameter or not.
+            paths = tensors if isinstance(made, Tensor) else [tensor for tensor in tensors if tensor.requires_grad]
+            gradients = [None] * len(paths) if gradient is None else [self._here(each) for each in tensors_in(gradient)]
+            pairs = [(tensor, each) for tensor, each in zip(paths, gradients, strict=True) if tensor.requires_grad]
+            if pairs:
                 with self._deferral.use(flight.tape, flight.is_deferred):
-                    torch.autograd.backward([made], [self._here(gradient)] if gradient is not None else None)
-            gradient = given.grad
-            if gradient is None and (self.number > 0 or flight.parts):
-                gradient = torch.zeros_like(given)  # the output does not depend on the input
+                    torch.autograd.backward([tensor for tensor, _ in pairs], [each for _, each in pairs])
+            gradient = _gradient_of(given) if self.number > 0 or flight.parts else None
             self._collect()
         if self.meter is not None:
             self.meter.after_input(chain, flight.tape)
@@ -175,7 +193,7 @@ class Stage:
         if self.meter is not None:
             self.meter.release(chain)
 
-    def backward(self, chain: int, gradient: Tensor | None, last: Play | None = None) -> Tensor | None:
+    def backward(self, chain: int, gradient: Nest, last: Play | None = None) -> Nest:
         """B: I and W fused."""
         passed = self.backward_input(chain, gradient)
         self.backward_weight(chain, last)
@@ -206,6 +224,29 @@ def cast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextMana
     return torch.autocast(device.type, dtype) if dtype is not None else nullcontext()
 
 
+def require_gradients(leaf: Nest, given: Nest) -> Nest:
+    """Let the tensors of `leaf` require a gradient where those of `given` have a gradient path; return `leaf`."""
+    if isinstance(leaf, Tensor):
+        return leaf.requires_grad_(True)
+    for tensor, like in zip(tensors_in(leaf), tensors_in(given), strict=True):
+        tensor.requires_grad_(like.requires_grad)
+    return leaf
+
+
+def passed_on(made: Nest) -> Nest:
+    """What a stage made, without its graph; in a nest of several tensors, those with a gradient path require a gradient."""
+    if isinstance(made, Tensor):
+        return made.detach()
+    return map_tensors(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), made)
+
+
+def _gradient_of(given: Nest) -> Nest:
+    """The gradients of the tensors that require one; zeros where the output does not depend on the tensor."""
+    leaves = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
+    found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
 def refuse_unusable(made: object, number: int, is_loss: bool) -> None:
     """Raise if the output of stage `number` is no valid loss, or cannot be sent to the next stage."""
     if is_loss:
@@ -213,9 +254,17 @@ def refuse_unusable(made: object, number: int, is_loss: bool) -> None:
             what = f"has the shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"is a {type(made).__name__}"
             raise LossNotScalar(f"the loss {what}, but it must be a scalar tensor: return its mean")
         return
-    if not isinstance(made, Tensor):
-        raise Unsendable(f"stage {number} returned {type(made).__name__}, which cannot be sent: a stage returns one tensor")
-    if not made.is_floating_point():
-        raise Unsendable(f"stage {number} returned {made.dtype}, which has no gradient: a stage returns floating point")
-    if made.is_sparse or made.layout != torch.strided:
-        raise Unsendable(f"stage {number} returned a {made.layout} tensor, which cannot be sent: a stage returns a dense one")
+    if (found := unsendable_part(made)) is not None:
+        raise Unsendable(
+            f"stage {number} returned {found}, which cannot be sent: a stage returns one tensor, or tuples, lists and dicts "
+            "of tensors"
+        )
+    tensors = list(tensors_in(made))
+    if not any(tensor.is_floating_point() for tensor in tensors):
+        kinds = ", ".join(sorted({str(tensor.dtype) for tensor in tensors})) or "no tensor"
+        raise Unsendable(f"stage {number} returned {kinds}, which has no gradient: a stage returns floating point")
+    for tensor in tensors:
+        if tensor.is_sparse or tensor.layout != torch.strided:
+            raise Unsendable(
+                f"stage {number} returned a {tensor.layout} tensor, which cannot be sent: a stage returns a dense one"
+            )

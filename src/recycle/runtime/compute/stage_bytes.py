@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from recycle.core.errors import UserError
 from recycle.core.op import Kind
+from recycle.runtime.boundary.nests import Nest, map_tensors, nest_bytes
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
@@ -22,7 +23,7 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Loss, Stage
 
-RunOp = Callable[[Stage, Kind, Callable[[], Tensor | None]], Tensor | None]
+RunOp = Callable[[Stage, Kind, Callable[[], Nest]], Nest]
 """Runs an op of a stage, and returns its result; a caller may measure it."""
 _CHAIN = 0
 
@@ -61,11 +62,11 @@ class StageCopies:
             own_loss = loss if number == len(stages) - 1 else None
             self.stages.append(Stage(module, sums, number, own_loss, autocast=autocast))
         # Storages of their own: a view would hold all of the data set that it is of.
-        self._inputs, self._targets = (tensor.clone() for tensor in samples.get(0, 0, 0))
+        self._inputs, self._targets = (map_tensors(Tensor.clone, part) for part in samples.get(0, 0, 0))
 
-    def forward(self, run: RunOp = lambda stage, kind, op: op()) -> list[Tensor]:
+    def forward(self, run: RunOp = lambda stage, kind, op: op()) -> list[Nest]:
         """Run F at every stage, and return the output of each."""
-        outputs: list[Tensor] = []
+        outputs: list[Nest] = []
         for stage in self.stages:
             inputs = outputs[-1] if outputs else self._inputs
             seed = seed_of("measure", stage.number)
@@ -99,7 +100,7 @@ class StageCopies:
             stage.sums.clear()
             stage.meter = None
         return [
-            StageBytes(max(activation, held), held, output.nbytes)
+            StageBytes(max(activation, held), held, nest_bytes(output))
             for activation, held, output in zip(after_forward, after_input, outputs, strict=True)
         ]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.boundary.nests import Nest
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Play, Stage
@@ -112,7 +113,7 @@ class Executor:
             self.activity.begin(self.clock.oldest)
             self.clock.settle(most)
 
-    def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
+    def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Nest) -> Nest:
         if self.warm_up_error is None:
             try:
                 return self._compute(iteration, instruction, received)
@@ -131,7 +132,7 @@ class Executor:
         if message is not None:
             self._messages.post_receive(message)
 
-    def _compute(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor | None:
+    def _compute(self, iteration: int, instruction: Instruction, received: Nest) -> Nest:
         # Every I is followed by its W: after the last op of a row nothing is added to the gradient.
         last = self.play_last if instruction is self.instructions[-1] else None
         match instruction.kind:
@@ -145,7 +146,7 @@ class Executor:
                 self.stage.backward_weight(instruction.chain, last)
                 return None
 
-    def _forward(self, iteration: int, instruction: Instruction, received: Tensor | None) -> Tensor:
+    def _forward(self, iteration: int, instruction: Instruction, received: Nest) -> Nest:
         chain, pipeline, index = instruction.chain, instruction.microbatch.pipeline, instruction.microbatch.index
         targets = None
         if self._is_first or self._is_last:

@@ -12,23 +12,23 @@ from recycle.control.net.file_transfer import FileTransfer
 from recycle.control.net.handshake import Endpoint
 from recycle.core.events.record_file import CHECKPOINTS
 from recycle.core.plans.plan_source import PlanAssignment
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.coordinator.config import JOURNAL, CoordinatorConfig
 from recycle.runtime.job import Job
 from recycle.runtime.options import FailureOptions
-from recycle.runtime.transport.specs import TensorSpec
 from recycle.runtime.worker.worker_spec import MakeModel, MakeStage, WorkerSpec, copied_stage
 
 
 def worker_spec(
     job: Job,
     make_stage: MakeStage | None = None,
-    tensor_specs: Mapping[int, TensorSpec] | None = None,
+    boundaries: Mapping[int, BoundarySpec] | None = None,
     file_transfer: FileTransfer | None = None,
     deaths: Path | None = None,
     make_model: MakeModel | None = None,
-    layer_specs: Sequence[TensorSpec] = (),
+    layer_specs: Sequence[BoundarySpec] = (),
 ) -> WorkerSpec:
-    """The part of a job that every worker needs; `tensor_specs` are the job's, if they are known already.
+    """The part of a job that every worker needs; `boundaries` are the job's, if they are known already.
 
     `layer_specs` are those of `movable_layer_specs`: with them, whole layers may move.
     """
@@ -36,10 +36,10 @@ def worker_spec(
     return WorkerSpec(
         shape=job.shape,
         make_stage=make_stage or partial(copied_stage, job.held_stages),
-        tensor_specs=job.tensor_specs() if tensor_specs is None else tensor_specs,
+        boundaries=job.boundaries() if boundaries is None else boundaries,
         ties=job.ties,
         microbatches=job.microbatches,
-        loss=job.loss,
+        loss=job.loss_function,
         make_optimizer=job.optimizer,
         num_steps=job.steps,
         # Without the plan source: a worker must not load a planner.

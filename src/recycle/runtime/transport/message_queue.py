@@ -1,8 +1,10 @@
 """MessageQueue: the messages of one worker in one epoch, over any MessageCarrier: what was posted, what was sent, what is kept.
 
-A sent tensor is kept until a later message from its receiver shows, by its index in the receiver's row, that it was taken.
+Several tensors of a message travel as one. A sent tensor is kept until a later message from its receiver shows, by its index in
+the receiver's row, that it was taken.
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +15,9 @@ from torch import Tensor
 from recycle.control.drift.message_times import MessageStamp
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
+from recycle.core.op import Kind
+from recycle.runtime.boundary.boundary_spec import BoundarySpec, PackedTensors, TensorSpec
+from recycle.runtime.boundary.nests import Nest, tensors_in
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.links.stamped_body import clock_us
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportSpec
@@ -55,19 +60,26 @@ class MessageQueue:
         self._counter = count()
         self._posted: dict[TensorMessage, Posted] = {}
 
-    def send(self, message: TensorMessage, tensor: Tensor) -> None:
+    def send(self, message: TensorMessage, nest: Nest) -> None:
         """Send without waiting for the receiver."""
-        self._refuse_other_spec(message, tensor)
-        posted = self._carrier.post_send(message, tensor, self.round)
+        tensors, packed = list(tensors_in(nest)), self._spec.packed(message.kind, message.stage)
+        self._refuse_other_spec(message, nest, tensors, packed)
+        posted = self._carrier.post_send(message, packed.pack(tensors, self._carrier.device), self.round)
         heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), posted))
 
-    def _refuse_other_spec(self, message: TensorMessage, tensor: Tensor) -> None:
-        """The receiver has allocated the tensor that the first micro-batch of the job had."""
-        spec = self._spec.tensor_spec(message)
-        if (tuple(tensor.shape), tensor.dtype) != (spec.shape, spec.dtype):
+    def _refuse_other_spec(self, message: TensorMessage, nest: Nest, tensors: Sequence[Tensor], packed: PackedTensors) -> None:
+        """The receiver has allocated the tensors that the first micro-batch of the job had."""
+        made = tuple(map(TensorSpec.of, tensors))
+        if made != packed.tensors:
             raise Unsendable(
-                f"{message.sender} made {tensor.dtype} of shape {list(tensor.shape)} for {message.receiver}, but the first "
-                f"micro-batch made {spec.dtype} of shape {list(spec.shape)}: all must be alike; pad or cut the samples"
+                f"{message.sender} made {_listed(made)} for {message.receiver}, but the first "
+                f"micro-batch made {_listed(packed.tensors)}: all must be alike; pad or cut the samples"
+            )
+        boundary = self._spec.boundary(message.kind, message.stage)
+        if message.kind is Kind.F and not boundary.is_one_tensor and BoundarySpec.of(nest) != boundary:
+            raise Unsendable(
+                f"{message.sender} made the same tensors for {message.receiver} as in the first micro-batch, but in another "
+                "structure, or with other gradient paths: all must be alike"
             )
 
     def post_receive(self, message: TensorMessage) -> None:
@@ -75,8 +87,8 @@ class MessageQueue:
         if message not in self._posted:
             self._posted[message] = self._carrier.post_receive(message, self.round)
 
-    def receive(self, message: TensorMessage) -> Tensor:
-        """Return the tensor that was sent, or wait for it."""
+    def receive(self, message: TensorMessage) -> Nest:
+        """Return what was sent, or wait for it."""
         self.post_receive(message)
         work, body = self._posted.pop(message)
         asked_us = clock_us()
@@ -85,12 +97,18 @@ class MessageQueue:
         if (stamp := self._carrier.stamp_of(message, body, self.round)) is not None:
             self._spec.timer.received(message.sender, stamp, asked_us, received_us)
         self._release(message.sender, (self.round, message.made_at))
-        return self._carrier.unpack(message, body, self.round)
+        packed = self._spec.packed(message.kind, message.stage)
+        return self._nest_of(message, packed.unpack(self._carrier.unpack(message, body, self.round)))
 
-    def zeros(self, message: TensorMessage) -> Tensor:
-        """Return zeros of the shape and dtype that the message has."""
-        spec = self._spec.tensor_spec(message)
-        return torch.zeros(spec.shape, dtype=spec.dtype, device=self._carrier.device)
+    def zeros(self, message: TensorMessage) -> Nest:
+        """Return zeros of the shapes and dtypes that the message has."""
+        specs = self._spec.packed(message.kind, message.stage).tensors
+        return self._nest_of(message, [torch.zeros(spec.shape, dtype=spec.dtype, device=self._carrier.device) for spec in specs])
+
+    def _nest_of(self, message: TensorMessage, tensors: Sequence[Tensor]) -> Nest:
+        if message.kind is Kind.F:
+            return self._spec.boundary(message.kind, message.stage).nest_of(tensors)
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def _release(self, receiver: Worker, reached: tuple[int, int]) -> None:
         """Release the tensors that `receiver` has taken, now that it has reached an index of its row in a round."""
@@ -107,3 +125,7 @@ class MessageQueue:
     def close(self) -> None:
         self._sent.clear()
         self._posted.clear()
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(map(str, specs)) or "nothing"

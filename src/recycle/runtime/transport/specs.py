@@ -1,15 +1,14 @@
-"""The values of the transport: TensorSpec, TensorMessage, GroupView, TransportSpec; and TransportBroken, its only error."""
+"""The values of the transport: TensorMessage, GroupView, TransportSpec; and TransportBroken, its only error."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
-import torch
-
 from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.boundary.boundary_spec import BoundarySpec, PackedTensors, TensorSpec
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.activity import Activity
 
@@ -35,20 +34,8 @@ class TransportBroken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape and dtype of the tensor that a stage sends to the next one; the gradient that comes back has the same."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def size_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class TensorMessage:
-    """A tensor from one worker to another: the activation (F) or the gradient (I) of a chain, for the op of `stage`.
+    """A message from one worker to another: the activation (F) or the gradient (I) of a chain, for the op of `stage`.
 
     The sender makes it in the op at index `made_at` of its row, in its warm-up or after it; the receiver takes it for the op at
     index `taken_at` of its own row.
@@ -148,11 +135,11 @@ class GroupView:
 class TransportSpec:
     """What a job asks of its transport, the same in every epoch.
 
-    `tensor_specs` are by the stage that sends a tensor forwards. `host` is the address at which other machines reach this one.
+    `boundaries` are by the stage that sends activations. `host` is the address at which other machines reach this one.
     `activity` is told whom the worker waits for, and `timer` how long messages are on their way, if their carrier stamps them.
     """
 
-    tensor_specs: Mapping[int, TensorSpec]
+    boundaries: Mapping[int, BoundarySpec]
     num_chains: int
     ties: Sequence[Tie]
     timeout: timedelta
@@ -162,11 +149,17 @@ class TransportSpec:
     delay_s_to: DelayTo = lambda receiver: 0.0
 
     def tensor_spec(self, message: TensorMessage) -> TensorSpec:
-        return self.spec_of(message.kind, message.stage)
+        """The one tensor as which a message travels."""
+        return self.packed(message.kind, message.stage).spec
 
-    def spec_of(self, kind: Kind, stage: int) -> TensorSpec:
-        """The stage before made an activation; a gradient is as large as the tensor that its receiver had sent."""
-        return self.tensor_specs[stage - 1 if kind is Kind.F else stage]
+    def packed(self, kind: Kind, stage: int) -> PackedTensors:
+        """The tensors of a message for an op of `stage`, as they travel."""
+        boundary = self.boundary(kind, stage)
+        return boundary.forwards if kind is Kind.F else boundary.backwards
+
+    def boundary(self, kind: Kind, stage: int) -> BoundarySpec:
+        """The stage before made an activation; gradients are those of the tensors that their receiver had sent."""
+        return self.boundaries[stage - 1 if kind is Kind.F else stage]
 
     def tag(self, message: TensorMessage, round_: int) -> int:
         return self.number(message, round_, _NUM_TAG_ROUNDS)

@@ -68,7 +68,7 @@ def connect(
     timeout = timedelta(seconds=spec.options.timeout_s)
     watched = activity or Activity(), timer or MessageTimer()
     transport_spec = TransportSpec(
-        spec.tensor_specs, spec.shape.num_chains, spec.ties, timeout, host, *watched, delay_s_to=delay_s_to
+        spec.boundaries, spec.shape.num_chains, spec.ties, timeout, host, *watched, delay_s_to=delay_s_to
     )
     return make_transport(choice, store, view, transport_spec, links_of(program), device), choice
 

@@ -39,7 +39,7 @@ def spec_with_layers(spec: WorkerSpec, counts: tuple[int, ...]) -> WorkerSpec:
     return replace(
         spec,
         make_stage=partial(make_moved_stage, spec.make_model, counts, spec.shared_layers),
-        tensor_specs={stage: spec.layer_specs[end - 1] for stage, end in enumerate(ends)},
+        boundaries={stage: spec.layer_specs[end - 1] for stage, end in enumerate(ends)},
         ties=find_ties(moved_stages(spec.make_model(), counts, spec.shared_layers)),
         layers=spec.layers.with_counts(counts),
     )

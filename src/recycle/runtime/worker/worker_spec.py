@@ -12,13 +12,13 @@ from torch import nn
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.checkpoint.layer_names import LayerNames
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.options import TrainOptions
-from recycle.runtime.transport.specs import TensorSpec
 
 MakeStage = Callable[[int], nn.Module]
 """Makes a new copy of the stage of a number, as it is before the first step."""
@@ -47,7 +47,7 @@ class WorkerSpec:
 
     shape: Shape
     make_stage: MakeStage
-    tensor_specs: Mapping[int, TensorSpec]
+    boundaries: Mapping[int, BoundarySpec]
     ties: Sequence[Tie]
     microbatches: MicroBatchSource
     loss: Loss
@@ -59,7 +59,7 @@ class WorkerSpec:
     deaths: Path | None = None
     layers: LayerNames | None = None
     make_model: MakeModel | None = None
-    layer_specs: Sequence[TensorSpec] = ()
+    layer_specs: Sequence[BoundarySpec] = ()
     shared_layers: int = 0
 
 

@@ -209,7 +209,8 @@ class CudaIpcCarrier:
     def __init__(self, groups: GlooGroups, view: GroupView, spec: TransportSpec, memory: SharedMemory, reducer: Reducer) -> None:
         self.device = memory.device
         self._groups, self._spec, self._memory = groups, spec, memory
-        largest = max((one.size_bytes for one in spec.tensor_specs.values()), default=0)
+        packed = [packed for one in spec.boundaries.values() for packed in (one.forwards, one.backwards)]
+        largest = max((each.spec.size_bytes for each in packed), default=0)
         self._slot_bytes = -(-largest // _ALIGNMENT) * _ALIGNMENT
         self.inbox = memory.open(INBOX, f"{view.worker}", _NUM_INBOX_ROUNDS * 2 * spec.num_chains * self._slot_bytes)
         self._inboxes: dict[Worker, Tensor] = {}

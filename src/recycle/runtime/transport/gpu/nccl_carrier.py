@@ -144,7 +144,7 @@ class NcclCarrier:
             self._groups.begin_receive(announcement, sender, _ANNOUNCEMENTS).operation.wait(_UNTIL_OVER)
             number, stage, *stamp = announcement.tolist()
             kind = self._spec.kind_of(number)
-            spec = self._spec.spec_of(kind, stage)
+            spec = self._spec.packed(kind, stage).spec
             body = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
             work = self._directions[kind].recv([body], self._rank[sender], 0)
             with self._changed:

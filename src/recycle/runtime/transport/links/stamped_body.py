@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recycle.control.drift.message_times import MessageStamp
-from recycle.runtime.transport.specs import TensorSpec
+from recycle.runtime.boundary.boundary_spec import TensorSpec, contiguous_strides
 
 _ALIGNMENT = 8  # bytes at which a number of the stamp may begin
 _STAMP_BYTES = _ALIGNMENT * len(MessageStamp._fields)
@@ -42,12 +42,7 @@ def empty_body(spec: TensorSpec) -> Tensor:
 
 def tensor_in(body: Tensor, spec: TensorSpec) -> Tensor:
     """The tensor in a body. It is no view of it, so that autograd takes it for a tensor of its own."""
-    return torch.empty(0, dtype=spec.dtype).set_(body.untyped_storage(), 0, spec.shape, _strides(spec.shape))
-
-
-@cache
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
+    return torch.empty(0, dtype=spec.dtype).set_(body.untyped_storage(), 0, spec.shape, contiguous_strides(spec.shape))
 
 
 def write_stamp(body: Tensor, stamp: MessageStamp) -> None:

@@ -1,0 +1,173 @@
+"""`BoundarySpec`: the nest that a stage sends to the next one, without its numbers; and a message as one tensor.
+
+Every worker knows the spec before the first message. So a message has no header: one tensor travels as it is, and several lie one
+behind the other in one tensor of bytes. The gradients that come back are those of the tensors with a gradient path.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recycle.runtime.boundary.nests import CONSTANTS, Nest, tensors_in
+
+# Bytes at which each tensor of a message begins, as torch aligns tensors of their own: alignment decides how a product is
+# computed, and so its last bits.
+_ALIGNMENT = 256
+_TENSOR = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of a tensor that passes between stages."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: Tensor) -> "TensorSpec":
+        return TensorSpec(tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {list(self.shape)}"
+
+
+@cache
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+class PackedTensors:
+    """Several tensors as one message: one tensor is itself, and others are parts of a tensor of bytes."""
+
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
+        self.tensors = tuple(tensors)
+        sizes = [-(-each.size_bytes // _ALIGNMENT) * _ALIGNMENT for each in self.tensors]
+        *self._starts, total = accumulate(sizes, initial=0)
+        # Not empty, because some transports cannot send nothing.
+        self.spec = self.tensors[0] if len(self.tensors) == 1 else TensorSpec((max(total, _ALIGNMENT),), torch.uint8)
+
+    def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+        if len(self.tensors) == 1:
+            return tensors[0]
+        body = torch.empty(self.spec.shape, dtype=torch.uint8, device=device)
+        for part, tensor in zip(self.unpack(body), tensors, strict=True):
+            part.copy_(tensor.detach())
+        return body
+
+    def unpack(self, body: Tensor) -> list[Tensor]:
+        """The tensors in a body. They are no views of it, so that autograd takes each for a tensor of its own."""
+        if len(self.tensors) == 1:
+            return [body]
+        storage = body.untyped_storage()
+        return [
+            torch.empty(0, dtype=spec.dtype, device=body.device).set_(
+                storage, start // spec.dtype.itemsize, spec.shape, contiguous_strides(spec.shape)
+            )
+            for start, spec in zip(self._starts, self.tensors, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class BoundarySpec:
+    """What passes from a stage to the next one: the structure of a nest, its tensors, and which of them have a gradient path.
+
+    `structure` is made of tuples: ("tensor",), ("tuple", ...), ("list", ...), ("dict", (key, ...), ...), ("constant", value).
+    """
+
+    structure: tuple[Any, ...]
+    tensors: tuple[TensorSpec, ...]
+    has_gradient: tuple[bool, ...]
+
+    @staticmethod
+    def one_tensor(spec: TensorSpec) -> "BoundarySpec":
+        return BoundarySpec((_TENSOR,), (spec,), (True,))
+
+    @staticmethod
+    def of(nest: Nest) -> "BoundarySpec":
+        """The spec of a nest. One tensor has a gradient path; of several, those that require a gradient."""
+        if isinstance(nest, Tensor):
+            return BoundarySpec.one_tensor(TensorSpec.of(nest))
+        tensors = list(tensors_in(nest))
+        return BoundarySpec(
+            _structure_of(nest), tuple(map(TensorSpec.of, tensors)), tuple(tensor.requires_grad for tensor in tensors)
+        )
+
+    @property
+    def is_one_tensor(self) -> bool:
+        return self.structure == (_TENSOR,)
+
+    @cached_property
+    def forwards(self) -> PackedTensors:
+        """The message of an activation."""
+        return PackedTensors(self.tensors)
+
+    @cached_property
+    def backwards(self) -> PackedTensors:
+        """The message of a gradient."""
+        return PackedTensors([spec for spec, is_sent in zip(self.tensors, self.has_gradient, strict=True) if is_sent])
+
+    def nest_of(self, tensors: Sequence[Tensor]) -> Nest:
+        """The nest of these tensors; those with a gradient path require a gradient, if there are several."""
+        if self.is_one_tensor:
+            return tensors[0]
+        for tensor, has_gradient in zip(tensors, self.has_gradient, strict=True):
+            tensor.requires_grad_(has_gradient)
+        rest = iter(tensors)
+        made = _built(self.structure, rest)
+        assert next(rest, None) is None
+        return made
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.tensors)) or "nothing"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "structure": self.structure,
+            "tensors": [[list(spec.shape), str(spec.dtype).removeprefix("torch.")] for spec in self.tensors],
+            "gradients": list(self.has_gradient),
+        }
+
+    @staticmethod
+    def parse(form: Mapping[str, Any]) -> "BoundarySpec":
+        """What `to_json` gave, after it was JSON."""
+        tensors = tuple(TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in form["tensors"])
+        return BoundarySpec(_as_tuples(form["structure"]), tensors, tuple(map(bool, form["gradients"])))
+
+
+def _structure_of(nest: Nest) -> tuple[Any, ...]:
+    match nest:
+        case Tensor():
+            return (_TENSOR,)
+        case tuple() | list():
+            return ("tuple" if isinstance(nest, tuple) else "list", *map(_structure_of, nest))
+        case dict():
+            return ("dict", tuple(nest), *map(_structure_of, nest.values()))
+    assert isinstance(nest, CONSTANTS)
+    return ("constant", nest)
+
+
+def _built(structure: tuple[Any, ...], tensors: Any) -> Nest:
+    match structure:
+        case ("tensor",):
+            return next(tensors)
+        case ("dict", keys, *parts):
+            return dict(zip(keys, [_built(part, tensors) for part in parts], strict=True))
+        case ("constant", value):
+            return value
+        case (kind, *parts):
+            made = [_built(part, tensors) for part in parts]
+            return tuple(made) if kind == "tuple" else made
+    raise AssertionError(structure)
+
+
+def _as_tuples(form: Any) -> Any:
+    return tuple(map(_as_tuples, form)) if isinstance(form, list | tuple) else form
