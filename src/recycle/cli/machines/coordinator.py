@@ -160,7 +160,7 @@ def _conclude(args: argparse.Namespace, sink: "_NoticeSink", led: LedJob | None,
     print(json.dumps(facts) if args.json else describe_run(facts, out))
     flags = f"{write_tls_flags(args)}{write_store_flags(args)}"
     again = f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{flags}"
-    if facts["steps"] < num_steps:
+    if facts["steps"] < num_steps and not facts["stopped_because"]:
         sentence = f"stopped after step {facts['steps']} of {num_steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)
     refuse_unsaved(facts, again)

@@ -51,6 +51,7 @@ def worker_spec(
         make_model=(make_model or partial(_stages_of, tuple(job.stages))) if layer_specs else None,
         layer_specs=layer_specs,
         shared_layers=job.shared_layers,
+        evaluation=job.evaluation_batches,
     )
 
 
@@ -89,6 +90,8 @@ def coordinator_config(
         folder=job.run_folder,
         run_folder=options.run_folder,
         checkpoint=options.checkpoint,
+        patience=options.evaluation.patience,
+        time_limit_s=options.time_limit_s,
         deaths=deaths,
         injections=options.failures.script.for_coordinator(),
         about=about or {},
