@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
-    from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
+    from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
     from recycle.runtime.train import train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
@@ -61,6 +61,7 @@ _FOUND_IN = {
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
     "CsvLogger": "loggers.csv_logger",
+    "EvaluationOptions": "runtime.options",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
     "MlflowLogger": "loggers.mlflow_logger",
@@ -79,6 +80,7 @@ __all__ = [
     "Cluster",
     "Conditions",
     "CsvLogger",
+    "EvaluationOptions",
     "FailureOptions",
     "Job",
     "Library",

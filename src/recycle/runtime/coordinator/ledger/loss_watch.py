@@ -1,4 +1,4 @@
-"""`LossWatch` notices losses that are infinite or not a number; `Evaluations` writes evaluations, and may end the run."""
+"""`LossWatch` notices losses that are infinite or not a number; `EvaluationLog` writes evaluations, and may end the run."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class LossWatch:
             self._fail(LossNotFinite(problem))
 
 
-class Evaluations:
+class EvaluationLog:
     """The evaluations of a run, each written once and behind the step whose weights it evaluated.
 
     `write` gets the event, and the time of its end. `num_steps` returns how many steps are in the record.

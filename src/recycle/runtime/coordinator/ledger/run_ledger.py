@@ -21,7 +21,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
 from recycle.runtime.coordinator.ledger.held_memory import held_memory
-from recycle.runtime.coordinator.ledger.loss_watch import Evaluations, LossWatch
+from recycle.runtime.coordinator.ledger.loss_watch import EvaluationLog, LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteration
@@ -54,7 +54,7 @@ class RunLedger:
         fail: Callable[[UserError], None] = lambda problem: None,
     ) -> None:
         self._loss_watch = LossWatch(self.warn, fail)
-        self.evaluations = Evaluations(self._write_evaluation, lambda: len(self._losses))
+        self.evaluations = EvaluationLog(self._write_evaluation, lambda: len(self._losses))
         self._differ = differ
         self._agreed_steps = 0
         self._plan, self._samples, self._memory_profile = plan, samples_per_step, memory_profile
