@@ -34,7 +34,7 @@ ANYTHING = frozenset(
 # package -> (packages of ours, outside libraries)
 TABLE = {
     "core": (set(), set()),
-    "host": ({"core"}, {"setproctitle"}),
+    "host": ({"core"}, {"cloudpickle", "setproctitle"}),
     "planner": ({"core", "host"}, {"ortools", "scipy", "numpy", "numba"}),
     "sim": ({"core", "host", "planner"}, {"numpy"}),
     "control": ({"core", "host"}, set()),
@@ -49,6 +49,7 @@ TABLE = {
     "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
     "loggers": ({"core", "runtime"}, {"torch", "wandb", "mlflow"}),
     "dashboard": ({"core", "report"}, set()),
+    "api": ({"core", "planner", "runtime", "cli"}, {"torch"}),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
@@ -63,7 +64,7 @@ ORDER = {
         "plans events",
     ],
     "host": [
-        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory",
+        "process_lifetime process_title stop_signals scratch folder_lock interfaces free_memory by_value",
         "process_pool",
         "parallel_map",
     ],
@@ -89,11 +90,10 @@ ORDER = {
         "checkpoint options",
         "transport cutting",
         "execute job",
-        "worker movable_layers",
+        "worker movable_layers job_checks",
         "coordinator",
         "callbacks",
         "launch",
-        "train",
     ],
     "profiling": [
         "machine worker_pool contention stopwatch",
@@ -112,6 +112,7 @@ ORDER = {
         "kubernetes slurm ray",
     ],
     "loggers": ["log_values kept_run", "csv_logger mlflow_logger tensorboard_logger wandb_logger", "select"],
+    "api": ["run_folders", "train"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

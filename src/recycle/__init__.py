@@ -24,6 +24,7 @@ from recycle.core.profile import Profile
 from recycle.core.release import RELEASE as __version__
 
 if TYPE_CHECKING:
+    from recycle.api.train import train
     from recycle.loggers.csv_logger import CsvLogger
     from recycle.loggers.mlflow_logger import MlflowLogger
     from recycle.loggers.tensorboard_logger import TensorBoardLogger
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
-    from recycle.runtime.train import train
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
@@ -69,7 +69,7 @@ _FOUND_IN = {
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
     "TensorBoardLogger": "loggers.tensorboard_logger",
-    "train": "runtime.train",
+    "train": "api.train",
     "TrainOptions": "runtime.options",
     "WandbLogger": "loggers.wandb_logger",
 }

@@ -2,9 +2,9 @@
 
 import copy
 import re
-import textwrap
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def explains_itself(example, capsys, tmp_path):
 def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     script, *rest = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
     assert len(rest) == 5
-    whole = "\n".join([script, *(textwrap.indent(snippet, " " * 4) for snippet in rest)])
+    whole = "\n".join([script, *rest])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
     printed = run("mine.py", folder=tmp_path)
     steps = re.findall(r"^step (\d+) loss (\S+) norm", printed, re.MULTILINE)
@@ -73,10 +73,30 @@ def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     assert float(re.search(r"^trained: (\S+)$", printed, re.MULTILINE)[1]) == pytest.approx(float(steps[-1][1]), rel=0.25)
 
 
-class Both(nn.Linear):
+def locked(lock, made, targets):
+    return nn.functional.mse_loss(made, targets)
+
+
+class Numbered(nn.Linear):
     def forward(self, x):
-        made = super().forward(x)
-        return made, made
+        return {0: super().forward(x)}
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+class Random(TensorDataset):
+    def __init__(self):
+        super().__init__(torch.ones(16, 2, 4), torch.ones(16, 2, 4))
+
+    def __getitem__(self, number):
+        return torch.rand(2, 4), torch.ones(2, 4)
+
+
+def scheduler():
+    return torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(linear().parameters(), lr=0.1))
 
 
 class Rounded(nn.Linear):
@@ -97,11 +117,21 @@ RAGGED = [(torch.ones(length, 4), torch.ones(length, 4)) for length in range(1, 
 RESUME = recycle.CheckpointOptions(resume=True)
 
 
-def train(*stages, dataset=SIXTEEN, loss=nn.functional.mse_loss, steps=1, samples=2, out=None, shape=(2, 2, 2), **options):
+def train(
+    *stages,
+    dataset=SIXTEEN,
+    loss=nn.functional.mse_loss,
+    steps=1,
+    samples=2,
+    out=None,
+    shape=(2, 2, 2),
+    optimizer=None,
+    **options,
+):
     plan = recycle.solve(recycle.problem(*shape, costs=(1, 1, 1)))
     modules = stages or (linear(), linear())
-    optimizer = partial(torch.optim.SGD, lr=0.1)
-    options = recycle.TrainOptions(**options)
+    optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
+    options = recycle.TrainOptions(failures=recycle.FailureOptions(recovers=False), **options)
     return recycle.train(plan, modules, dataset, loss, optimizer, steps=steps, samples=samples, out=out, options=options)
 
 
@@ -125,19 +155,25 @@ def resume_with_other_stages(folder):
 
 
 REFUSED = {
-    "cutting something that is not an `nn.Sequential`": lambda folder: recycle.cut(linear(), [1]),
+    "cutting something that is neither an `nn.Sequential` nor built like a causal language model": lambda folder: recycle.cut(
+        linear(), [1]
+    ),
     "cuts that leave a stage empty": lambda folder: recycle.cut(nn.Sequential(linear(), linear()), [1, 1]),
     "another number of stages than the plan has": lambda folder: train(linear()),
-    "a stage that returns a tuple": lambda folder: train(Both(4, 4), linear()),
-    "a stage that returns integers": lambda folder: train(Rounded(4, 4), linear()),
+    "a stage that returns an object, or a dict whose keys are no texts": lambda folder: train(Numbered(4, 4), linear()),
+    "a stage that returns only integers": lambda folder: train(Rounded(4, 4), linear()),
+    "a stage or a loss that detaches what it returns": lambda folder: train(Detached(4, 4), linear()),
     "a loss for each sample": lambda folder: train(loss=partial(nn.functional.mse_loss, reduction="none")),
     "a BatchNorm with running statistics": lambda folder: train(linear(), nn.BatchNorm1d(2)),
     "a stage that changes its input in place": lambda folder: train(linear(), nn.ReLU(inplace=True)),
     "`max_norm` of 0 or below": lambda folder: train(max_norm=-1.0),
     "a dataset that does not fill a step": lambda folder: train(samples=5),
-    "samples of different shapes": lambda folder: train(dataset=RAGGED),
+    "a dataset that gives other samples when it is asked again": lambda folder: train(dataset=Random()),
+    "an optimizer, not a function that makes one": lambda folder: train(optimizer=torch.optim.SGD(linear().parameters(), lr=0.1)),
+    "a scheduler of torch": lambda folder: train(schedule=scheduler()),
+    "samples of different shapes or structures": lambda folder: train(dataset=RAGGED),
     "micro-batches of different shapes": lambda folder: train(dataset=RAGGED, samples=1),
-    "a lambda": lambda folder: train(loss=lambda made, targets: made.mean()),
+    "a loss or data with an open file, a lock or a connection": lambda folder: train(loss=partial(locked, Lock())),
     "`resume` without `out`": lambda folder: train(checkpoint=RESUME),
     "`resume` where no checkpoint is": lambda folder: train(out=folder, checkpoint=RESUME),
     "`out` where another run is": train_twice,

@@ -133,4 +133,4 @@ def test_live_workers_train_a_hugging_face_model_as_one_process_does(hugging_fac
         assert learned.lm_head.weight is learned.transformer.wte.weight
         checkpoint = tmp_path / "checkpoints" / f"step-{STEPS:08d}"
         first, last = (load_file(checkpoint / f"stage-{number}.safetensors") for number in (0, 2))
-        assert torch.equal(first["0.tokens.weight"], last["8.weight"])
+        assert torch.equal(first["transformer.wte.weight"], last["lm_head.weight"])

@@ -127,6 +127,13 @@ def test_activations_of_layers_add_up_to_those_of_any_cut():
             start += number
 
 
+class Numbered(nn.Module):
+    """Returns a dict whose keys are numbers, which is no nest."""
+
+    def forward(self, x):
+        return {0: x}
+
+
 class Whole(nn.Module):
     """A stage that does not say what its layers are."""
 
@@ -143,10 +150,10 @@ class Whole(nn.Module):
     [
         Whole(),
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Hardtanh(inplace=True)),
-        nn.Sequential(nn.GRU(WIDTH, WIDTH, batch_first=True), Whole()),
+        nn.Sequential(Numbered(), Whole()),
         nn.Sequential(),
     ],
-    ids=["no layers named", "in place", "no tensor between", "no layer"],
+    ids=["no layers named", "in place", "no nest between", "no layer"],
 )
 def test_stages_that_cannot_be_split_have_no_layers(stage):
     assert measure_layers(job_of([nn.Sequential(Whole()), stage]), num_repeats=1) == ()

@@ -33,7 +33,7 @@ def test_workers_that_die_while_buckets_are_summed_change_no_bit():
     kills = [Injection.parse(Action.KILL, place) for place in ("W1_0@1:last", "W0_0@2:reduce")]
     failures = recycle.FailureOptions(Planner(plan.problem), Script.of(kills, plan.problem.shape, STEPS))
     options = recycle.TrainOptions(SEED, is_exact=True, failures=failures)
-    run = recycle.train(plan, [wide_stage()], Numbers(), loss, sgd, steps=STEPS, options=options, watch=events.append)
+    run = recycle.train(plan, [wide_stage()], Numbers(), loss, sgd, steps=STEPS, out=None, options=options, watch=events.append)
     assert sum(isinstance(event, Recovered) for event in events) == 2
     reference = ReferenceExecutor(plan, [wide_stage()], Numbers(), loss, sgd, seed=SEED, is_exact=True)
     assert list(run.losses) == [reference.iterate(step) for step in range(STEPS)]

@@ -114,7 +114,7 @@ def test_a_planner_that_fails_ends_the_run_with_its_error():
     script = Script((Injection.parse(Action.KILL, "W1_1@3"),))
     options = TrainOptions(failures=FailureOptions(Mistaken(plan), script))
     with pytest.raises(PlannerFailed, match="the planner failed: ZeroDivisionError: of its own"):
-        recycle.train(plan, make_stages(2), Numbers(), loss, adamw, steps=20, samples=1, options=options)
+        recycle.train(plan, make_stages(2), Numbers(), loss, adamw, steps=20, samples=1, out=None, options=options)
 
 
 # Checkpoints.

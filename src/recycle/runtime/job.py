@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import ForeignPlan, Uncuttable, Unsendable, UserError
@@ -88,6 +89,7 @@ class Job:
         for number, module in enumerate(self.stages):
             if not isinstance(module, nn.Module):
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
+        _refuse_no_factory(self.optimizer)
         if self.loss is None and not hasattr(self.stages[-1], "make_loss"):
             raise UserError("the job has no loss, and its last stage has none of its own: give loss, or a method make_loss()")
         if isinstance(self.plan, Plan) and (problems := check(self.plan)):
@@ -246,6 +248,18 @@ def _refuse_other_samples(training: tuple[Nest, Nest], evaluation: tuple[Nest, N
                 f"the {what} of the evaluation data are {described(other)} in a micro-batch, but those of the training are "
                 f"{described(one)}: both must be alike"
             )
+
+
+def _refuse_no_factory(optimizer: Any) -> None:
+    """Raise if there is an optimizer where there must be a function that makes one."""
+    if isinstance(optimizer, Optimizer):
+        kind, rate = type(optimizer).__name__, optimizer.defaults.get("lr")
+        raise UserError(
+            f"the optimizer is an {kind} of some parameters, but every worker makes one for those of its stage: give a function, "
+            f"such as functools.partial(torch.optim.{kind}, lr={rate!r})"
+        )
+    if not callable(optimizer):
+        raise UserError(f"the optimizer is a {type(optimizer).__name__}, but it must be a function that makes one")
 
 
 def _refuse_other_layers(problem: Problem | None, stages: Sequence[nn.Module], shared_layers: int) -> None:

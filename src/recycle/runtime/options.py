@@ -66,7 +66,8 @@ class FailureOptions:
     """How a run survives failures, and which failures are injected.
 
     Attributes:
-        plan_source: Makes plans without the dead workers, such as `recycle.Planner`; without one, the first death ends the run.
+        plan_source: Makes plans without the dead workers, such as `recycle.Planner`. Without one, `recycle.train` and the command
+            line make a planner; a job that is launched in another way ends with the first death.
         script: Failures that are injected at given steps.
         trace: Workers that leave and join at given times.
         lease_s: Seconds of silence after which a worker counts as dead.
@@ -75,6 +76,7 @@ class FailureOptions:
             or the trace of the run injects are final.
         follow_speeds: Whether a plan for the measured speeds of workers replaces the present one where that pays, and a worker
             that is far too slow is left out. Slow workers are named in any case.
+        recovers: Whether a run without a plan source gets one; if not, the first death ends it.
     """
 
     plan_source: PlanSource | None = None
@@ -84,6 +86,7 @@ class FailureOptions:
     compare_every: int = 10
     restarts: int = 3
     follow_speeds: bool = True
+    recovers: bool = True
 
     def __post_init__(self) -> None:
         refuse_lease(self.lease_s)
@@ -143,6 +146,8 @@ class TrainOptions:
         checkpoint: When checkpoints are written, and whether the run is resumed.
         run_folder: What else the run folder holds.
         failures: How failures are survived, and which are injected.
+        quiet: `recycle.train` shows nothing; warnings of the run are then Python's warnings.
+        metrics_port: The port of this machine at which `recycle.train` answers Prometheus; 0 is none.
 
     Raises:
         UserError: An option has a value that cannot be used.
@@ -164,8 +169,11 @@ class TrainOptions:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
+    quiet: bool = False
+    metrics_port: int = 0
 
     def __post_init__(self) -> None:
+        refuse_count("the port for Prometheus", self.metrics_port, 0)
         refuse_count("the seed", self.seed, 0)
         refuse_count("the number of shared layers", self.shared_layers, 0)
         if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
@@ -174,6 +182,7 @@ class TrainOptions:
             isinstance(self.time_limit_s, int | float) and 0 < self.time_limit_s < math.inf
         ):
             raise UserError(f"time_limit_s is {self.time_limit_s!r}, but it must be a finite number of seconds above 0, or None")
+        _refuse_no_schedule(self.schedule)
         refuse_absent_device(self.device)
         if self.transport not in TRANSPORTS:
             raise UserError(
@@ -182,6 +191,19 @@ class TrainOptions:
         slow_links = [one for one in self.failures.script.injections if one.action is Action.SLOW_LINK]
         if slow_links and self.device == "cuda" and self.transport != GLOO:
             raise UserError(f"only messages over gloo can be delayed: leave out --slow-link, or set the transport to {GLOO!r}")
+
+
+def _refuse_no_schedule(schedule: Any) -> None:
+    """Raise if the schedule is something else, such as a scheduler of torch or a function that makes one."""
+    try:
+        made = schedule(0)
+    except Exception as problem:
+        made = problem
+    if isinstance(made, bool) or not isinstance(made, int | float):
+        raise UserError(
+            f"the schedule is a {type(schedule).__name__} and gives no number for iteration 0, but must be a function from the "
+            "number of an iteration to a factor of the learning rate, such as lambda iteration: 0.99**iteration"
+        )
 
 
 def refuse_count(name: str, value: Any, least: int) -> None:

@@ -129,6 +129,37 @@ def test_samples_that_are_no_pairs_of_tensors_are_refused(sample):
         MicroBatches([sample] * 4, Shape(1, 1, 1), 2, 0).get(0, 0, 0)
 
 
+def test_a_dataset_that_changes_its_length_is_refused():
+    data = [numbered(10)[number] for number in range(10)]
+    batches = MicroBatches(data, Shape(1, 1, 1), 2, 0)
+    batches.get(0, 0, 0)
+    data.pop()
+    with pytest.raises(UserError, match="the dataset had 10 samples when the run began, and has 9 now"):
+        batches.get(1, 0, 0)
+
+
+def test_nests_of_samples_are_stacked_leaf_by_leaf():
+    def sample(number):
+        return {"input_ids": [number, number + 1], "mask": (torch.tensor([True]), {"x": torch.ones(3)}), "labels": number}
+
+    inputs, labels = MicroBatches([sample(number) for number in range(4)], Shape(1, 1, 1), 3, 0).get(0, 0, 0)
+    assert inputs["input_ids"].tolist() == [[number, number + 1] for number in labels.tolist()]
+    assert inputs["mask"][0].shape == (3, 1)
+    assert inputs["mask"][1]["x"].shape == (3, 3)
+
+
+@pytest.mark.parametrize("other", [{"a": torch.ones(1), "b": torch.ones(1)}, torch.ones(1), (torch.ones(1),)])
+def test_samples_of_different_structures_are_refused(other):
+    mixed = [({"a": torch.ones(1)}, torch.ones(1)), (other, torch.ones(1))]
+    with pytest.raises(UserError, match=r"samples \d and \d of the dataset differ: one is a .*, and the other a "):
+        MicroBatches(mixed, Shape(1, 1, 1), 2, 0).get(0, 0, 0)
+
+
+def test_a_sample_of_texts_is_refused():
+    with pytest.raises(UserError, match=r"sample \d of the dataset has a str, but it must have tensors or numbers"):
+        MicroBatches([({"text": "once"}, 1)] * 4, Shape(1, 1, 1), 2, 0).get(0, 0, 0)
+
+
 def test_samples_of_different_shapes_are_refused():
     ragged = [(torch.zeros(length), torch.zeros(1)) for length in (1, 2, 3)]
     with pytest.raises(UserError, match=r"samples \d and \d of the dataset have the shapes \[\d\] and \[\d\]"):

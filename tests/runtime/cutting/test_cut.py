@@ -12,7 +12,7 @@ from recycle.core.errors import Uncuttable, UserError
 from recycle.core.layers import balanced_counts
 from recycle.runtime.checkpoint.layer_names import find_layer_names
 from recycle.runtime.compute.tied_parameters import find_ties
-from recycle.runtime.cutting.layer_costs import layer_costs
+from recycle.runtime.cutting.module_costs import module_costs
 from tests.runtime.cutting.causal_models import MODELS, NUM_LAYERS, Sentences, make_model
 
 torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def test_stages_are_balanced_by_what_their_layers_cost():
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)], nn.Linear(4, 16))
     assert [len(stage) for stage in recycle.cut(model, stages=2)] == [5, 2]
     pictures = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, stride=4), nn.Flatten(), nn.Linear(4 * 7 * 7, 10))
-    by_weights, counted = layer_costs(list(pictures)), layer_costs(list(pictures), torch.zeros(2, 1, 30, 30))
+    by_weights, counted = module_costs(list(pictures)), module_costs(list(pictures), torch.zeros(2, 1, 30, 30))
     assert by_weights.index(max(by_weights)) == 3
     assert counted.index(max(counted)) == 0  # a filter is used at every place of the picture
     assert [len(stage) for stage in recycle.cut(pictures, stages=2, sample=torch.zeros(2, 1, 30, 30))] == [1, 3]

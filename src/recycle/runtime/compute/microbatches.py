@@ -66,6 +66,11 @@ class MicroBatches:
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
         """Return inputs and targets of a micro-batch, with the samples stacked along a new first dimension."""
+        if (found := len(self._dataset)) != self._num_samples:
+            raise UserError(
+                f"the dataset had {self._num_samples} samples when the run began, and has {found} now: which sample comes when "
+                "would change; give it a fixed length"
+            )
         return joined_samples(self._dataset, self.numbers(step, pipeline, index))
 
     def numbers(self, step: int, pipeline: int, index: int) -> list[int]:

@@ -12,7 +12,7 @@ from recycle.runtime.boundary.nests import Nest
 from recycle.runtime.checkpoint.layer_names import find_layer_names
 from recycle.runtime.compute.elastic_stage import layers_of
 from recycle.runtime.cutting.causal_model import ModelPart, find_causal_model, model_parts
-from recycle.runtime.cutting.layer_costs import layer_costs
+from recycle.runtime.cutting.module_costs import module_costs
 
 
 def cut(
@@ -51,7 +51,7 @@ def cut(
     if stages is not None:
         if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= len(layers):
             raise Uncuttable(f"{stages!r} stages cannot be made of {len(layers)} layers: every stage needs a layer")
-        bounds = [0, *accumulate(balanced_counts(layer_costs(layers, sample), stages))]
+        bounds = [0, *accumulate(balanced_counts(module_costs(layers, sample), stages))]
     else:
         assert cuts is not None
         bounds = [0, *cuts, len(layers)]

@@ -28,6 +28,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
 from recycle.core.events.failure_script import Injection
 from recycle.core.events.record import Event, OpsRan, Recovered, Stepped
+from recycle.host.by_value import HAS_CLOUDPICKLE, ByValue, without_script
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
@@ -225,9 +226,9 @@ class _Launcher:
             before = self._events
             self._config = replace(self._config, injections=self._config.injections[1:], stops_early=self._stopped_by is not None)
         self._num_coordinators += 1
-        args = self._config, self._listener, sink, before
+        args = ByValue(self._config), self._listener, sink, before
         process = self._context.Process(target=run_coordinator_process, args=args, daemon=False, name="coordinator")
-        with interrupts_held():
+        with interrupts_held(), without_script():
             start_process(process)
             self._coordinator = process
         sink.close()
@@ -237,7 +238,7 @@ class _Launcher:
         args = self._spec, self._endpoint, str(place), self._failures.script.for_worker(place, since)
         process = self._context.Process(target=run_worker_process, args=args, daemon=True, name=str(place))
         try:
-            with interrupts_held():
+            with interrupts_held(), without_script():
                 start_process(process)
                 self._workers.append(process)
                 if self._has_formed:
@@ -356,10 +357,13 @@ class _Launcher:
                 continue
             worker.join(5)
             if worker.exitcode == 1:
-                return (
-                    f"{worker.name} could not start: a worker imports the script that started the run, which must be a file that "
-                    'keeps its work under if __name__ == "__main__":'
-                )
+                why = "it says why above"
+                if not HAS_CLOUDPICKLE:
+                    why = (
+                        "without cloudpickle, a worker imports the script that started the run, which must be a file that keeps "
+                        'its work under if __name__ == "__main__":'
+                    )
+                return f"{worker.name} could not start: {why}"
             if worker.exitcode == CANNOT_LOAD:
                 return f"{worker.name} could not load its stage, or use its device: it says why above"
             if worker.exitcode == _UNKNOWN:

@@ -1,7 +1,6 @@
 """`launch_watched`: a job on this machine, with its callbacks."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from recycle.core.events.record import Event
@@ -14,15 +13,15 @@ from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import Watch, launch
 
 
-def launch_watched(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
-    """Run a job as `launch` does, with `callbacks`; the summary has their warnings, too.
+def launch_watched(job: Job, watch: Watch, callbacks: Sequence[Callback], say: Callable[[str], None]) -> Trained:
+    """Run a job as `launch` does, with `callbacks`; `say` gets their warnings, and the summary has them, too.
 
     Raises:
         CallbackFailed: A callback that is required has raised an error.
     """
     folder, is_continued = job.run_folder, job.options.checkpoint.resume
     num_done = latest(folder / CHECKPOINTS)[0].num_steps if is_continued and folder is not None else 0
-    with running(callbacks, RunStart(folder, is_continued, num_done), _say) as (runner, ended):
+    with running(callbacks, RunStart(folder, is_continued, num_done), say) as (runner, ended):
 
         def on_event(event: Event) -> None:
             watch(event)
@@ -31,7 +30,3 @@ def launch_watched(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Tra
         trained = launch(job, on_event, saves_if_stopped=True)
         ended(trained)
     return replace(trained, warnings=(*trained.warnings, *runner.warnings))
-
-
-def _say(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr, flush=True)

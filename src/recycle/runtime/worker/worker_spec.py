@@ -12,6 +12,7 @@ from torch import nn
 from recycle.control.net.file_transfer import FileTransfer
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.host.by_value import HAS_CLOUDPICKLE, dumps_by_value
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.checkpoint.layer_names import LayerNames
 from recycle.runtime.compute.microbatches import MicroBatchSource, OrderedMicroBatches
@@ -64,12 +65,18 @@ class WorkerSpec:
     evaluation: OrderedMicroBatches | None = None
 
 
+_ADVICE = "open files, locks and connections where they are used, in __getitem__ or forward"
+_ADVICE_WITHOUT_CLOUDPICKLE = (
+    "install cloudpickle, or use functions and classes of a module's top level instead of lambdas and inner ones"
+)
+
+
 def pickled(value: Any) -> bytes:
     """The pickle of a value for a worker process; torch's own reductions would need a file for every tensor."""
     try:
-        return pickle.dumps(value)
+        return dumps_by_value(value)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as problem:
         raise UserError(
-            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; use "
-            "functions and classes of a module's top level instead of lambdas and inner ones"
+            f"the model, data, loss or optimizer cannot be sent to a worker process: {str(problem).splitlines()[0]}; "
+            f"{_ADVICE if HAS_CLOUDPICKLE else _ADVICE_WITHOUT_CLOUDPICKLE}"
         ) from None

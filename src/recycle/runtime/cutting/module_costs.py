@@ -1,4 +1,4 @@
-"""`layer_costs`: what each layer of a model costs beside the others, counted with a sample or estimated from its parameters.
+"""`module_costs`: what each layer of a model costs beside the others, counted with a sample or estimated from its parameters.
 
 Both are the same on every machine, so that all machines of a job cut its model alike; times would not be.
 """
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recycle.runtime.boundary.nests import Nest
 
 
-def layer_costs(layers: Sequence[nn.Module], sample: Nest = None) -> list[float]:
+def module_costs(layers: Sequence[nn.Module], sample: Nest = None) -> list[float]:
     """The costs of layers that run one after the other.
 
     With a `sample`, the inputs of a micro-batch, they are the multiplications and additions of a forward pass; without one, the

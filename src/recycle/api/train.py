@@ -1,0 +1,186 @@
+"""`recycle.train`, which trains a model on this machine: it survives failures, shows its progress and records the run."""
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
+from recycle.core.cluster import Shape
+from recycle.core.errors import UserError
+from recycle.core.events.record import Event
+from recycle.core.plans.library import without_failures
+from recycle.core.plans.plan import Plan
+from recycle.runtime.callbacks.protocol import Callback
+from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource
+from recycle.runtime.compute.optimizer_step import MakeOptimizer
+from recycle.runtime.compute.stage import Loss
+from recycle.runtime.coordinator.ledger.trained import Trained
+from recycle.runtime.cutting.cut import cut
+from recycle.runtime.job import Job
+from recycle.runtime.job_checks import doubts_about, refuse_changing_data
+from recycle.runtime.launch.local_launcher import Watch
+from recycle.runtime.launch.watched_launch import launch_watched
+from recycle.runtime.options import TrainOptions
+
+_DEFAULTS = TrainOptions()
+# Near the bound in a moment: a few per cent of a plan are not worth a wait before training begins.
+_PLAN_S = 10.0
+
+
+def train(
+    plan: Plan | Shape | tuple[int, int, int],
+    stages: Sequence[nn.Module] | nn.Module,
+    dataset: Dataset | MicroBatchSource,
+    loss: Loss | None,
+    optimizer: MakeOptimizer,
+    *,
+    steps: int,
+    samples: int = 1,
+    out: Path | str | None = NEW_RUN,
+    options: TrainOptions = _DEFAULTS,
+    watch: Watch = lambda event: None,
+    callbacks: Sequence[Callback] = (),
+) -> Trained:
+    """Train a model on this machine, with a process for every live worker of a plan.
+
+    When a worker dies, the others go on by another plan. Progress is shown on the error stream: as a picture of all workers in a
+    terminal, and in lines elsewhere. The run is recorded in a new folder, which `recycle report` shows.
+
+    The modules in `stages` are left as they were: the trained weights are in the checkpoints of `out`, and `recycle.load` reads
+    them. Functions and classes may be defined anywhere: workers get them by value, and do not import the script.
+
+    Args:
+        plan: The plan of the first epoch; or the numbers of pipelines, stages and micro-batches of a pipeline to plan for.
+        stages: A model that `recycle.cut` can cut, or a list with a module for every stage of the plan. Each takes one tensor, or
+            tuples, lists and dicts of tensors, and returns such. Parameters that stages share stay tied.
+        dataset: A map-style dataset of pairs (inputs, targets), or of dicts with an entry "labels". It may have a text
+            `fingerprint`; a run is then resumed only with a dataset of the same fingerprint.
+        loss: Computes the mean loss of a micro-batch, a scalar, from the output of the last stage and the targets. None is the
+            model's own loss, if `recycle.cut` has cut it.
+        optimizer: Makes a torch optimizer from a list of parameters; every worker calls it for its stage.
+        steps: The number of steps of the whole run, including those before a resume.
+        samples: The number of samples in a micro-batch.
+        out: The run folder: plans, a record that grows while the run goes on, summary and checkpoints. In the place of `{number}`
+            comes the first number that is free. None: nothing is written.
+        options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures, what is shown.
+        watch: Called in this process with every event of the record.
+        callbacks: Objects that are called with every step, evaluation, recovery and checkpoint, such as `recycle.CsvLogger`.
+
+    Returns:
+        The losses, the SHA-256 of the weights, the recoveries and the times of the run.
+
+    Raises:
+        UserError: The input cannot be used, or a worker failed; the kind of error and its sentence say why. `Stopped`: the first
+            Ctrl-C or SIGTERM came, and the run has written a checkpoint of the step at which it stopped.
+
+    Example:
+        >>> import functools, torch, recycle
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        >>> dataset = [(torch.ones(4), torch.ones(1))] * 16
+        >>> optimizer = functools.partial(torch.optim.SGD, lr=0.1)
+        >>> options = recycle.TrainOptions(is_exact=True, max_norm=1.0, quiet=True)
+        >>> how = torch.nn.functional.mse_loss, optimizer
+        >>> trained = recycle.train((2, 2, 2), model, dataset, *how, steps=3, out=None, options=options)
+        >>> len(trained.losses)
+        3
+    """
+    made = plan if isinstance(plan, Plan) else _plan_for(plan)
+    modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
+    return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
+
+
+def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
+    """Check a job, launch it, and show and record what happens."""
+    if job.options.checkpoint.resume and NUMBER in str(job.out):
+        raise UserError("resume goes on in a run folder: name it with out")
+    refuse_changing_data(job)
+    for doubt in doubts_about(job):
+        warnings.warn(doubt, stacklevel=3)
+    with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:
+        say = partial(print, "warning:", file=sys.stderr, flush=True) if not job.options.quiet else lambda sentence: None
+        trained = launch_watched(replace(job, out=folder), observe, callbacks, say)
+    for sentence in trained.warnings if job.options.quiet else ():
+        warnings.warn(sentence, stacklevel=3)
+    return trained
+
+
+def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
+    """A plan for a shape with nobody dead, in which all ops take the same time."""
+    from recycle.planner.problem_from_text import problem
+    from recycle.planner.solve import solve
+
+    match shape:
+        case Shape():
+            numbers = shape.num_pipelines, shape.num_stages, shape.num_microbatches
+        case (int(), int(), int()):
+            numbers = shape
+        case _:
+            raise UserError(
+                f"the plan is {shape!r}, but it must be a plan, or numbers of pipelines, stages and micro-batches of a pipeline"
+            )
+    return solve(problem(*numbers, costs=(1, 1, 1)), "greedy", _PLAN_S)
+
+
+def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:
+    """The stages as they were given, or those of a whole model."""
+    if isinstance(stages, nn.ModuleList):
+        return list(stages)
+    return cut(stages, stages=num_stages) if isinstance(stages, nn.Module) else stages
+
+
+def _with_plan_source(options: TrainOptions, plan: Plan) -> TrainOptions:
+    """The options with a planner, if they have no source of plans and a death shall not end the run."""
+    failures = options.failures
+    if failures.plan_source is not None or not failures.recovers:
+        return options
+    from recycle.planner.live_planner import Planner
+
+    source = Planner(without_failures(plan.problem), given=plan)
+    return replace(options, failures=replace(failures, plan_source=source))
+
+
+@contextmanager
+def _run_folder(out: Path | str | None) -> Iterator[Path | None]:
+    """The run folder; a new one is removed if nothing was written into it."""
+    if not (isinstance(out, str) and NUMBER in out):
+        yield None if out is None else Path(out)
+        return
+    folder = new_folder(out)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def _shown(job: Job, watch: Watch, folder: Path | None) -> Iterator[Watch]:
+    """A function that gives every event to the live view, to Prometheus and to the user's own function."""
+    observers = [watch]
+    with ExitStack() as stack:
+        if job.options.metrics_port:
+            from recycle.cli.training.metrics_server import RunCollector, serve_metrics
+
+            collector = RunCollector()
+            stack.enter_context(serve_metrics(job.options.metrics_port, collector))
+            observers.append(collector.on_event)
+        if not job.options.quiet:
+            from recycle.cli.live.live_view import LiveView
+
+            cluster = job.first_plan.problem.cluster
+            view = stack.enter_context(LiveView(job.steps, cluster.shape, cluster.failed))
+            if folder is not None:
+                view.say(f"the run is recorded in {folder}: recycle report {folder} shows it")
+            observers.append(view.observe)
+
+        def observe(event: Event) -> None:
+            for each in observers:
+                each(event)
+
+        yield observe

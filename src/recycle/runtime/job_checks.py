@@ -1,0 +1,54 @@
+"""What a job is told before it begins: data that are other ones each time, and precisions that are probably not meant."""
+
+import torch
+from torch import Tensor
+
+from recycle.core.errors import UserError
+from recycle.runtime.boundary.nests import Nest, tensors_in
+from recycle.runtime.job import Job
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+def refuse_changing_data(job: Job) -> None:
+    """Raise if the first micro-batch is another one when it is read again.
+
+    Any worker may read a micro-batch, and reads it again after a failure: then it must be the same.
+    """
+    once, again = job.microbatches.get(0, 0, 0), job.microbatches.get(0, 0, 0)
+    if not _is_equal(once, again):
+        raise UserError(
+            "the dataset gives other samples when it is asked again for the same numbers, but another worker must get the same: "
+            "draw random numbers from a generator that is seeded with the number of the sample"
+        )
+
+
+def _is_equal(one: Nest, other: Nest) -> bool:
+    pairs = zip(tensors_in(one), tensors_in(other), strict=False)
+    return len(list(tensors_in(one))) == len(list(tensors_in(other))) and all(_has_same_bits(*pair) for pair in pairs)
+
+
+def _has_same_bits(one: Tensor, other: Tensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def doubts_about(job: Job) -> list[str]:
+    """Sentences on what is allowed, and probably not meant."""
+    found, dtypes = list[str](), dict[torch.dtype, tuple[int, str]]()
+    for number, stage in enumerate(job.stages):
+        for name, parameter in stage.named_parameters():
+            if parameter.requires_grad and parameter.dtype in _LOW:
+                dtypes.setdefault(parameter.dtype, (number, name))
+    for dtype, (number, name) in dtypes.items():
+        found.append(
+            f"parameter {name} of stage {number} is {dtype}, and no copy in float32 is kept: steps that are smaller than its "
+            "rounding change nothing; keep parameters in float32, and set TrainOptions(autocast=torch.bfloat16)"
+        )
+    if torch.float16 in (job.options.autocast, *dtypes):
+        found.append(
+            "float16 is used without a scale of the loss: gradients below 6e-8 become 0, and those above 65504 infinite; use "
+            "bfloat16"
+        )
+    return found
