@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from recycle.report.record.metrics import measure
     from recycle.runtime.callbacks.protocol import Callback
     from recycle.runtime.checkpoint.export import export_model
+    from recycle.runtime.checkpoint.load_model import load_model
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
@@ -57,6 +58,7 @@ _FOUND_IN = {
     "simulated_job": "sim.job",
     "export_model": "runtime.checkpoint.export",
     "load": "runtime.checkpoint.resume",
+    "load_model": "runtime.checkpoint.load_model",
     "Callback": "runtime.callbacks.protocol",
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
@@ -105,6 +107,7 @@ __all__ = [
     "estimate",
     "export_model",
     "load",
+    "load_model",
     "measure",
     "problem",
     "recut",
