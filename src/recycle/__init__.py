@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.load_model import load_model
     from recycle.runtime.checkpoint.resume import load
+    from recycle.runtime.compute.learning_rate import TorchSchedule
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
@@ -72,6 +73,7 @@ _FOUND_IN = {
     "replay": "sim.replay.replay",
     "TensorBoardLogger": "loggers.tensorboard_logger",
     "train": "api.train",
+    "TorchSchedule": "runtime.compute.learning_rate",
     "TrainOptions": "runtime.options",
     "WandbLogger": "loggers.wandb_logger",
 }
@@ -95,6 +97,7 @@ __all__ = [
     "Shape",
     "Techniques",
     "TensorBoardLogger",
+    "TorchSchedule",
     "Trace",
     "TrainOptions",
     "UserError",

@@ -93,7 +93,7 @@ def run_train(args: argparse.Namespace) -> None:
     if out:
         refuse_unwritable(out / SUMMARY)
     factory, plan = prepare(config)
-    from recycle.runtime.job_checks import doubts_about, refuse_changing_data
+    from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
     from recycle.runtime.launch.local_launcher import launch
 
     config, out = factory.config, out or factory.out
@@ -102,6 +102,7 @@ def run_train(args: argparse.Namespace) -> None:
     source = factory.plan_source or choose_source(plan, config.cluster)
     job = factory.job(plan, out, resume, source, *failures)
     refuse_changing_data(job)
+    refuse_unusable_optimizer(job)
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
     with watching(config, plan, out, resume) as view:

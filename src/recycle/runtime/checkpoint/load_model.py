@@ -16,7 +16,7 @@ def load_model(stages: Sequence[nn.Module], path: Path | str) -> None:
 
     Args:
         stages: The modules of all stages in order; each must say what its layers are, as those of `recycle.cut` do.
-        path: A safetensors file, a folder of Hugging Face, or one of torch.distributed.checkpoint, as `recycle export` writes them.
+        path: A safetensors file, a folder of Hugging Face, or one of torch.distributed.checkpoint, as `recycle export` writes.
 
     Raises:
         FileProblem: There is no model at `path`, or it cannot be read.
