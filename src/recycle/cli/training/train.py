@@ -222,11 +222,11 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
         lines.append(
             f"loss       {format_loss(losses[first])} at step {first + 1}, {format_loss(losses[-1])} at step {facts['steps']}"
         )
-    if evaluations := facts["evaluations"]:
+    if evaluations := facts.get("evaluations"):  # not of an earlier release
         best = min(evaluations, key=lambda each: math.inf if each["loss"] is None else each["loss"])
         last, lowest = (f"{format_loss(each['loss'])} after step {each['step']}" for each in (evaluations[-1], best))
         lines.append(f"evaluation loss {last}" + (f", at the best {lowest}" if best != evaluations[-1] else ""))
-    if facts["stopped_because"]:
+    if facts.get("stopped_because"):
         lines.append(f"stopped    after step {facts['steps']}: {facts['stopped_because']}")
     if facts["iteration_us"]:
         ratio = facts["iteration_us"] / max(1, facts["planned_iteration_us"])
