@@ -73,7 +73,7 @@ def train(
         callbacks: Objects that are called with every step, evaluation, recovery and checkpoint, such as `recycle.CsvLogger`.
 
     Returns:
-        The losses, the SHA-256 of the weights, the recoveries and the times of the run.
+        The losses, the SHA-256 of the weights, the recoveries, the times and the folder of the run.
 
     Raises:
         UserError: The input cannot be used, or a worker failed; the kind of error and its sentence say why. `Stopped`: the first
@@ -108,7 +108,7 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
         trained = launch_watched(replace(job, out=folder), observe, callbacks, say)
     for sentence in trained.warnings if job.options.quiet else ():
         warnings.warn(sentence, stacklevel=3)
-    return trained
+    return replace(trained, out=folder)
 
 
 def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
