@@ -25,6 +25,7 @@ ANYTHING = frozenset(
         "report",
         "evaluate",
         "integrations",
+        "loggers",
         "dashboard",
         "cli",
     }
@@ -46,6 +47,7 @@ TABLE = {
         {"torch", "matplotlib", "numpy"},
     ),
     "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
+    "loggers": ({"core", "runtime"}, {"torch", "wandb", "mlflow"}),
     "dashboard": ({"core", "report"}, set()),
     "api": ({"core", "planner", "runtime", "cli"}, {"torch"}),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
@@ -90,6 +92,7 @@ ORDER = {
         "execute job",
         "worker movable_layers job_checks",
         "coordinator",
+        "callbacks",
         "launch",
     ],
     "profiling": [
@@ -108,6 +111,7 @@ ORDER = {
         "ray_launcher",
         "kubernetes slurm ray",
     ],
+    "loggers": ["log_values kept_run", "csv_logger mlflow_logger tensorboard_logger wandb_logger", "select"],
     "api": ["run_folders", "train"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }

@@ -25,17 +25,24 @@ from recycle.core.release import RELEASE as __version__
 
 if TYPE_CHECKING:
     from recycle.api.train import train
+    from recycle.loggers.csv_logger import CsvLogger
+    from recycle.loggers.mlflow_logger import MlflowLogger
+    from recycle.loggers.tensorboard_logger import TensorBoardLogger
+    from recycle.loggers.wandb_logger import WandbLogger
     from recycle.planner.build_library import build
     from recycle.planner.live_planner import Planner
     from recycle.planner.problem_from_text import problem
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
+    from recycle.runtime.callbacks.protocol import Callback
     from recycle.runtime.checkpoint.export import export_model
+    from recycle.runtime.checkpoint.load_model import load_model
     from recycle.runtime.checkpoint.resume import load
+    from recycle.runtime.compute.learning_rate import TorchSchedule
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
-    from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
+    from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
@@ -52,34 +59,49 @@ _FOUND_IN = {
     "simulated_job": "sim.job",
     "export_model": "runtime.checkpoint.export",
     "load": "runtime.checkpoint.resume",
+    "load_model": "runtime.checkpoint.load_model",
+    "Callback": "runtime.callbacks.protocol",
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
+    "CsvLogger": "loggers.csv_logger",
+    "EvaluationOptions": "runtime.options",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
+    "MlflowLogger": "loggers.mlflow_logger",
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
+    "TensorBoardLogger": "loggers.tensorboard_logger",
     "train": "api.train",
+    "TorchSchedule": "runtime.compute.learning_rate",
     "TrainOptions": "runtime.options",
+    "WandbLogger": "loggers.wandb_logger",
 }
 
 __all__ = [
+    "Callback",
     "CheckpointOptions",
     "Cluster",
     "Conditions",
+    "CsvLogger",
+    "EvaluationOptions",
     "FailureOptions",
     "Job",
     "Library",
     "Memory",
+    "MlflowLogger",
     "Plan",
     "Planner",
     "Problem",
     "Profile",
     "Shape",
     "Techniques",
+    "TensorBoardLogger",
+    "TorchSchedule",
     "Trace",
     "TrainOptions",
     "UserError",
+    "WandbLogger",
     "Worker",
     "__version__",
     "build",
@@ -88,6 +110,7 @@ __all__ = [
     "estimate",
     "export_model",
     "load",
+    "load_model",
     "measure",
     "problem",
     "recut",

@@ -1,9 +1,11 @@
 """`recycle.train`, which trains a model on this machine: it survives failures, shows its progress and records the run."""
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -14,14 +16,16 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import Event
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
+from recycle.runtime.callbacks.protocol import Callback
 from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.cutting.cut import cut
 from recycle.runtime.job import Job
-from recycle.runtime.job_checks import doubts_about, refuse_changing_data
-from recycle.runtime.launch.local_launcher import Watch, launch
+from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
+from recycle.runtime.launch.local_launcher import Watch
+from recycle.runtime.launch.watched_launch import launch_watched
 from recycle.runtime.options import TrainOptions
 
 _DEFAULTS = TrainOptions()
@@ -41,6 +45,7 @@ def train(
     out: Path | str | None = NEW_RUN,
     options: TrainOptions = _DEFAULTS,
     watch: Watch = lambda event: None,
+    callbacks: Sequence[Callback] = (),
 ) -> Trained:
     """Train a model on this machine, with a process for every live worker of a plan.
 
@@ -65,6 +70,7 @@ def train(
             comes the first number that is free. None: nothing is written.
         options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures, what is shown.
         watch: Called in this process with every event of the record.
+        callbacks: Objects that are called with every step, evaluation, recovery and checkpoint, such as `recycle.CsvLogger`.
 
     Returns:
         The losses, the SHA-256 of the weights, the recoveries, the times and the folder of the run.
@@ -74,31 +80,32 @@ def train(
             Ctrl-C or SIGTERM came, and the run has written a checkpoint of the step at which it stopped.
 
     Example:
-        >>> from functools import partial
-        >>> import torch, recycle
+        >>> import functools, torch, recycle
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
         >>> dataset = [(torch.ones(4), torch.ones(1))] * 16
-        >>> optimizer = partial(torch.optim.SGD, lr=0.1)
+        >>> optimizer = functools.partial(torch.optim.SGD, lr=0.1)
         >>> options = recycle.TrainOptions(is_exact=True, max_norm=1.0, quiet=True)
-        >>> data = dataset, torch.nn.functional.mse_loss, optimizer
-        >>> trained = recycle.train((2, 2, 2), model, *data, steps=3, out=None, options=options)
+        >>> how = torch.nn.functional.mse_loss, optimizer
+        >>> trained = recycle.train((2, 2, 2), model, dataset, *how, steps=3, out=None, options=options)
         >>> len(trained.losses)
         3
     """
     made = plan if isinstance(plan, Plan) else _plan_for(plan)
     modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
-    return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch)
+    return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
 
 
-def _run(job: Job, watch: Watch) -> Trained:
+def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     """Check a job, launch it, and show and record what happens."""
     if job.options.checkpoint.resume and NUMBER in str(job.out):
         raise UserError("resume goes on in a run folder: name it with out")
     refuse_changing_data(job)
+    refuse_unusable_optimizer(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
     with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:
-        trained = launch(replace(job, out=folder), observe, saves_if_stopped=True)
+        say = partial(print, "warning:", file=sys.stderr, flush=True) if not job.options.quiet else lambda sentence: None
+        trained = launch_watched(replace(job, out=folder), observe, callbacks, say)
     for sentence in trained.warnings if job.options.quiet else ():
         warnings.warn(sentence, stacklevel=3)
     return replace(trained, out=folder)

@@ -96,6 +96,12 @@ class LeadershipLost(UserError):
     exit_code = 25
 
 
+class CallbackFailed(UserError):
+    """A callback that raised an error, in a run that must not go on without it."""
+
+    exit_code = 26
+
+
 class Stopped(UserError):
     """A run that was asked to stop by a signal before its last step."""
 

@@ -22,7 +22,7 @@ from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_sam
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
-from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource
+from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource, OrderedMicroBatches
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
@@ -99,6 +99,8 @@ class Job:
         if self.options.checkpoint.resume and self.out is None:
             raise UserError("resume goes on in a run folder: name it with out")
         _ = self.microbatches  # refuses a dataset that is too small
+        if (evaluation := self.evaluation_batches) is not None:
+            _refuse_other_samples(self.microbatches.get(0, 0, 0), evaluation[0])
 
     @property
     def shape(self) -> Shape:
@@ -125,6 +127,12 @@ class Job:
         """The micro-batches by their address: those of the dataset in the order that the seed selects, or a source as it is."""
         data: Any = self.dataset
         return data if self._is_source else MicroBatches(data, self.shape, self.samples, self.options.seed)
+
+    @property
+    def evaluation_batches(self) -> OrderedMicroBatches | None:
+        """The micro-batches of the evaluation data, in their order; None if nothing is evaluated."""
+        data = self.options.evaluation.data
+        return None if data is None else OrderedMicroBatches(data, self.samples)
 
     @property
     def _is_source(self) -> bool:
@@ -230,6 +238,16 @@ class Job:
                 for module in self.stages
             ],
         }
+
+
+def _refuse_other_samples(training: tuple[Nest, Nest], evaluation: tuple[Nest, Nest]) -> None:
+    """Raise if the evaluation data look otherwise than those of the training, so that stages could not send them on."""
+    for what, one, other in zip(("inputs", "targets"), training, evaluation, strict=True):
+        if BoundarySpec.of(one) != BoundarySpec.of(other):
+            raise UserError(
+                f"the {what} of the evaluation data are {described(other)} in a micro-batch, but those of the training are "
+                f"{described(one)}: both must be alike"
+            )
 
 
 def _refuse_no_factory(optimizer: Any) -> None:

@@ -1,7 +1,10 @@
 """What a job is told before it begins: data that are other ones each time, and precisions that are probably not meant."""
 
+import inspect
+
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
 from recycle.runtime.boundary.nests import Nest, tensors_in
@@ -20,6 +23,33 @@ def refuse_changing_data(job: Job) -> None:
         raise UserError(
             "the dataset gives other samples when it is asked again for the same numbers, but another worker must get the same: "
             "draw random numbers from a generator that is seeded with the number of the sample"
+        )
+
+
+def refuse_unusable_optimizer(job: Job) -> None:
+    """Raise if the optimizer of the job cannot step a stage by its gradients alone, or if its rate cannot be scheduled."""
+    parameters: list[Tensor] = [each for stage in job.stages for each in stage.parameters() if each.requires_grad]
+    if not parameters:
+        return
+    made = job.optimizer(parameters)
+    if not isinstance(made, Optimizer):
+        raise UserError(f"the function for the optimizer makes a {type(made).__name__}, but it must make a torch optimizer")
+    kind = type(made).__name__
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(f"{kind} computes the loss several times in a step, which workers cannot do: choose another optimizer")
+    if isinstance(made, torch.optim.SparseAdam):
+        raise UserError(
+            f"{kind} takes sparse gradients only, but workers sum dense ones: choose another optimizer, such as AdamW"
+        )
+    if without := [number for number, group in enumerate(made.param_groups) if "lr" not in group]:
+        raise UserError(
+            f"parameter group {without[0]} of {kind} has no learning rate 'lr', which the schedule changes: give it one"
+        )
+    known = {id(each) for each in parameters}
+    if any(id(each) not in known for group in made.param_groups for each in group["params"]):
+        raise UserError(
+            f"{kind} was made with other parameters than it was given: every worker makes it for the parameters of its stage"
         )
 
 

@@ -99,6 +99,33 @@ class FailureOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """When and on what the model is evaluated, and when the run stops for that.
+
+    Attributes:
+        data: A map-style dataset like that of the training. The result is the mean loss of its micro-batches in their order,
+            without dropout; samples that fill no whole micro-batch are left out. None evaluates nothing.
+        every: Steps between two evaluations; 0 evaluates after the last step only. There is always one after the last step.
+        patience: Stop when so many evaluations in a row have not brought a lower loss than the best before; 0 never stops.
+    """
+
+    data: Any = None
+    every: int = 0
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_count("the number of steps between evaluations", self.every, 0)
+        refuse_count("the patience of evaluations", self.patience, 0)
+        if self.data is None and (self.every or self.patience):
+            raise UserError("there is nothing to evaluate: give the evaluation data")
+
+    def is_due(self, num_steps: int, last: int) -> bool:
+        """Whether the weights after `num_steps` steps of a run of `last` steps are evaluated."""
+        is_time = num_steps == last or (self.every > 0 and num_steps % self.every == 0)
+        return self.data is not None and num_steps > 0 and is_time
+
+
+@dataclass(frozen=True, slots=True)
 class TrainOptions:
     """How a job trains, apart from the few things that every job names itself.
 
@@ -116,6 +143,8 @@ class TrainOptions:
         transport: What carries tensors: "gloo", "nccl" or "ipc" (CUDA IPC, on one GPU); "auto" is the fastest of them here.
         port: The port of the coordinator on this machine; 0 is any free one.
         timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
+        time_limit_s: End the run, with a checkpoint, at the first iteration boundary after so many seconds; None has no limit.
+        evaluation: When and on what the model is evaluated, and when the run stops for that.
         checkpoint: When checkpoints are written, and whether the run is resumed.
         run_folder: What else the run folder holds.
         failures: How failures are survived, and which are injected.
@@ -138,6 +167,8 @@ class TrainOptions:
     transport: str = AUTO
     port: int = 0
     timeout_s: float = 300.0
+    time_limit_s: float | None = None
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
@@ -154,6 +185,10 @@ class TrainOptions:
         refuse_count("the number of shared layers", self.shared_layers, 0)
         if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):
             raise UserError(f"max_norm is {self.max_norm!r}, but it must be a finite number above 0, or None")
+        if self.time_limit_s is not None and not (
+            isinstance(self.time_limit_s, int | float) and 0 < self.time_limit_s < math.inf
+        ):
+            raise UserError(f"time_limit_s is {self.time_limit_s!r}, but it must be a finite number of seconds above 0, or None")
         _refuse_no_schedule(self.schedule)
         refuse_absent_device(self.device)
         if self.transport not in TRANSPORTS:

@@ -53,6 +53,7 @@ tied = false
 [data]
 text = ""
 samples = 2
+evaluation_text = ""
 [training]
 steps = 20
 seed = 1
@@ -67,6 +68,9 @@ max_norm = 0.0
 precision = "float32"
 sums = "float32"
 device = "cpu"
+evaluate_every = 0
+patience = 0
+time_limit = ""
 [checkpoint]
 every = 100
 keep = 2
@@ -76,6 +80,7 @@ metrics_port = 0
 metrics_host = "127.0.0.1"
 otlp = ""
 json_lines = false
+loggers = ""
 [job]
 file = ""
 """
@@ -178,7 +183,7 @@ def test_every_key_has_a_short_and_a_dotted_flag(section: str, key: str) -> None
     dashed = key.replace("_", "-")
     given = {"dead": "W0_0", "techniques": "none", "costs": "1,2,3", "optimizer": "sgd", "schedule": "linear"}
     given |= {"precision": "bfloat16", "sums": "float64", "device": "cuda", "transport": "gloo", "memory": "4", "dropout": "0.5"}
-    given |= {"mean_time_between_failures": "30m"}
+    given |= {"mean_time_between_failures": "30m", "time_limit": "30m"}
     extra = {"momentum": ["--optimizer", "sgd"]}.get(key, [])
     words = [] if (section, key) in SWITCHES else [given.get(key, "0.5" if key == "momentum" else "11")]
     no = "no-" if value_of(TrainConfig(), section, key) is True else ""

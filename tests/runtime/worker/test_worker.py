@@ -10,6 +10,7 @@ from recycle.control.decide.messages import FINISH, SET_UP, StartEpoch
 from recycle.control.net.handshake import Endpoint
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import row_programs
+from recycle.runtime.options import EvaluationOptions
 from recycle.runtime.transport.activity import Doing
 from recycle.runtime.transport.select import TransportChoice
 from recycle.runtime.transport.specs import TransportBroken
@@ -46,7 +47,7 @@ class Steps:
         self.process = _WorkerProcess(Endpoint("127.0.0.1", 1, ""), "W1_0", lambda about: None, (), lambda sentence: None)
         self.control = self.process._control
         self.control.link_address = lambda: "127.0.0.1:1"
-        options = SimpleNamespace(device="cpu")
+        options = SimpleNamespace(device="cpu", evaluation=EvaluationOptions())
         self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=options, layers=None)
         self.process._injector = SimpleNamespace(
             on_recovery=self.see("recovery"),
@@ -89,7 +90,7 @@ class Steps:
             monkeypatch.setattr(worker, name, fake)
 
     def see(self, call, result=None):
-        def seen(*_):
+        def seen(*_, **__):
             now = self.control.activity.now
             self.seen.append((call, now.label, now.waits_for))
             return result

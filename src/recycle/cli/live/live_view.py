@@ -7,9 +7,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
 from recycle.cli.live.grid import draw
-from recycle.cli.live.run_state import describe_change, describe_step, initial_state, state_after
+from recycle.cli.live.run_state import describe_change, describe_step, format_loss, initial_state, state_after
 from recycle.core.cluster import Shape, Worker
-from recycle.core.events.record import Event, Stepped, Warned
+from recycle.core.events.record import Evaluated, Event, Stepped, Warned
+from recycle.core.units import format_us
 
 _FRAMES_PER_S = 5
 
@@ -54,6 +55,8 @@ class LiveView:
             self.say(f"warning: {event.text}")
         elif isinstance(event, Stepped):
             self._print_step(event)
+        elif isinstance(event, Evaluated):
+            self.say(f"evaluation after step {event.num_steps}  loss {format_loss(event.loss)}  took {format_us(event.took_us)}")
         elif not is_drawn and (sentence := describe_change(event, self._state.processes)):
             self.say(sentence)
 

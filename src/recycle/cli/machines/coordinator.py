@@ -113,7 +113,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
         serves_machines = not is_loopback(advertised[0] if advertised else host)
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
-        with watching(config, plan, out, begun.is_resumed) as (watch, say):
+        with watching(config, plan, out, begun.is_resumed, is_takeover) as view:
             endpoint, moves = Endpoint(host, port, token, begun.name, tls), bool(about["layer_specs"])
             coordinator = coordinator_config(job, endpoint, begun.begin_us, out, about=about, moves_layers=moves)
             if not is_takeover or not read_job(out):
@@ -122,10 +122,12 @@ def run_coordinator(args: argparse.Namespace) -> None:
                     begun.write(out, config, len(plan.rows), dict(factory.code))
             file = f" {Path(config.job.file).name}" if config.job.file else ""
             command = f"recycle agent {write_address(*reached_at)}{file} --token-file {args.token_file.name}"
-            say(f"{'found again' if is_takeover else 'waiting for'} {len(plan.rows)} workers: {command}")
+            view.say(f"{'found again' if is_takeover else 'waiting for'} {len(plan.rows)} workers: {command}")
             listener.listen(BACKLOG)
-            sink = _NoticeSink(watch)
+            sink = _NoticeSink(view.watch)
             serve_job(coordinator, listener, sink, () if is_takeover else None, store=led.store if led is not None else None)
+            if sink.trained is not None:
+                view.ended(sink.trained)
     _conclude(args, sink, led, out, config.training.steps)
 
 
@@ -158,7 +160,7 @@ def _conclude(args: argparse.Namespace, sink: "_NoticeSink", led: LedJob | None,
     print(json.dumps(facts) if args.json else describe_run(facts, out))
     flags = f"{write_tls_flags(args)}{write_store_flags(args)}"
     again = f"recycle coordinator --resume {out} --listen {args.listen} --token-file {args.token_file}{flags}"
-    if facts["steps"] < num_steps:
+    if facts["steps"] < num_steps and not facts["stopped_because"]:
         sentence = f"stopped after step {facts['steps']} of {num_steps}, and all workers with it"
         raise Stopped(f"{sentence}; go on with: {again}", signal.SIGTERM)
     refuse_unsaved(facts, again)
@@ -224,6 +226,11 @@ class _NoticeSink:
             return
         for event in notice.events:
             self._watch(event)
+
+    @property
+    def trained(self) -> Any:
+        """The summary of the job, if it has ended well."""
+        return getattr(self._last, "trained", None)
 
     @property
     def ends_job(self) -> bool:

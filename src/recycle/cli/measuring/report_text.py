@@ -32,6 +32,7 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
     paragraphs = {
         "run": [f"{run.source} of {run.name}, {state}" if run.name else f"{run.source}, {state}"],
         "steps" if run.steps else "iterations": _steps(summary),
+        "evaluation": _evaluations(summary),
         "speed": [f"{summary.samples_per_s:.4g} samples/s, the median"] if summary.samples_per_s else [],
         "iteration": [f"{format_us(times.median_us)}, the median of {times.num:,}; {spread}"],
         "plan": _plan(summary),
@@ -55,6 +56,16 @@ def report_lines(summary: Summary, state: str, width: int) -> list[str]:
 def _labelled(label: str, texts: Sequence[str]) -> list[str]:
     """Return lines of text, the first of them labelled in the margin."""
     return [f"{label if number == 0 else '':<{_MARGIN}}{text}".rstrip() for number, text in enumerate(texts)]
+
+
+def _evaluations(summary: Summary) -> list[str]:
+    """The last evaluation, and the best one if that is another."""
+    if not (found := summary.run.evaluations):
+        return []
+    last, *_ = reversed(found)
+    best = min(found, key=lambda each: math.inf if each.loss is None else each.loss)
+    text = f"{len(found):,}; loss {format_loss(last.loss)} after step {last.num_steps}"
+    return [f"{text}, at the best {format_loss(best.loss)} after step {best.num_steps}" if best is not last else text]
 
 
 def _steps(summary: Summary) -> list[str]:

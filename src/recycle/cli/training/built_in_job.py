@@ -4,12 +4,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from recycle.cli.training.train_config import TrainConfig
+from recycle.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
     from recycle.runtime.compute.optimizer_step import MakeOptimizer
     from recycle.runtime.job import Job
+    from recycle.runtime.options import EvaluationOptions
 
 
 def job(config: TrainConfig) -> "Job":
@@ -40,6 +42,8 @@ def job(config: TrainConfig) -> "Job":
         device=training.device,
         transport=cluster.transport,
         port=cluster.port,
+        time_limit_s=training.time_limit_s,
+        evaluation=_evaluation(config),
         checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep),
         run_folder=RunFolderOptions(f"{model.layers}-layer GPT"),
         failures=FailureOptions(
@@ -60,6 +64,16 @@ def job(config: TrainConfig) -> "Job":
         config.data.samples,
         options=options,
     )
+
+
+def _evaluation(config: TrainConfig) -> "EvaluationOptions":
+    from recycle.models.text import Text
+    from recycle.runtime.options import EvaluationOptions
+
+    if not (text := config.data.evaluation_text) and (config.training.evaluate_every or config.training.patience):
+        raise UserError("there is no text to evaluate the GPT on: name some with --evaluation-text")
+    data = Text(config.model.context, text) if text else None
+    return EvaluationOptions(data, config.training.evaluate_every, config.training.patience)
 
 
 def sum_dtype(name: str) -> "torch.dtype":

@@ -17,19 +17,21 @@ from recycle.core.events.failure_script import NOTHING, Script
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanSource
+from recycle.core.units import parse_duration_us
 
 if TYPE_CHECKING:
     from recycle.core.profile import Profile
     from recycle.runtime.job import Job
 
 CONFIG = "config.toml"
+_OF_LOOP = ("training.evaluate_every", "training.patience", "training.time_limit", "data.evaluation_text")
 # Keys that a resumed run may change: where and for how long it computes, but not what. Its checkpoint says whether another shape
 # computes the same.
-_FREE = ("job.", "cluster.", "checkpoint.", "log.", "training.steps", "training.device")
+_FREE = ("job.", "cluster.", "checkpoint.", "log.", "training.steps", "training.device", *_OF_LOOP)
 SHAPE_KEYS = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
 # Keys of the built-in GPT alone: a job file says itself what is trained.
 _OF_TRAINING = ("optimizer", "rate", "weight_decay", "momentum", "schedule", "warmup")
-_BUILT_IN = ("model.", "data.text", *(f"training.{key}" for key in _OF_TRAINING))
+_BUILT_IN = ("model.", "data.text", "data.evaluation_text", *(f"training.{key}" for key in _OF_TRAINING))
 # Keys by which a plan is made: with any of them, a plan in the job file does not count.
 _PLANNING = (
     *SHAPE_KEYS,
@@ -138,6 +140,7 @@ def _load(config: TrainConfig) -> LoadedJob:
         job.options,
         **_options_of(given),
         checkpoint=replace(job.options.checkpoint, **checkpoint),
+        evaluation=replace(job.options.evaluation, **_renamed(given, "training", evaluate_every="every", patience="")),
         failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", **dict.fromkeys(_FAILURES, ""))),
     )
     changes = _renamed(given, "training", steps="") | _renamed(given, "data", samples="")
@@ -157,6 +160,8 @@ def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
         found["shared_layers"] = shared
     if "training.max_norm" in given:
         found["max_norm"] = given["training.max_norm"] or None
+    if "training.time_limit" in given:
+        found["time_limit_s"] = parse_duration_us(given["training.time_limit"]) / 1e6 if given["training.time_limit"] else None
     if "training.precision" in given:
         found["autocast"] = built_in_job.autocast_dtype(given["training.precision"])
     if "training.sums" in given:

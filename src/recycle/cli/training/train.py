@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.json_lines import JsonLines
@@ -26,6 +28,9 @@ from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
+
+if TYPE_CHECKING:
+    from recycle.runtime.coordinator.ledger.trained import Trained
 
 _DESCRIPTION = """\
 Train on this machine, a process for every live worker of a plan: the job of a Python file, whose function job returns a
@@ -63,6 +68,15 @@ last checkpoint could not be written; 130 interrupted, 143 ended by SIGTERM."""
 _MOMENT_S = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class RunWatch:
+    """All that follow a run: `watch` gives them an event, `say` prints a sentence, `ended` gives them the summary."""
+
+    watch: Callable[[Event], None]
+    say: Callable[[str], None]
+    ended: "Callable[[Trained], None]"
+
+
 def add_train_parser(subparsers: Subparsers) -> None:
     summary = "train a job file or a small GPT on this machine, a process for every live worker"
     usage = "recycle train [FILE] [options]"
@@ -79,7 +93,7 @@ def run_train(args: argparse.Namespace) -> None:
     if out:
         refuse_unwritable(out / SUMMARY)
     factory, plan = prepare(config)
-    from recycle.runtime.job_checks import doubts_about, refuse_changing_data
+    from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
     from recycle.runtime.launch.local_launcher import launch
 
     config, out = factory.config, out or factory.out
@@ -88,10 +102,13 @@ def run_train(args: argparse.Namespace) -> None:
     source = factory.plan_source or choose_source(plan, config.cluster)
     job = factory.job(plan, out, resume, source, *failures)
     refuse_changing_data(job)
+    refuse_unusable_optimizer(job)
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
-    with watching(config, plan, out, resume) as (watch, _):
-        facts = launch(job, watch, saves_if_stopped=True).to_json()
+    with watching(config, plan, out, resume) as view:
+        trained = launch(job, view.watch, saves_if_stopped=True)
+        view.ended(trained)
+    facts = trained.to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
     if out is not None:
         refuse_unsaved(facts, f"recycle train --resume {out}")
@@ -146,10 +163,8 @@ def config_and_folder(args: argparse.Namespace) -> tuple[TrainConfig, Path | Non
 
 
 @contextmanager
-def watching(
-    config: TrainConfig, plan: Plan, out: Path | None, resume: bool
-) -> Iterator[tuple[Callable[[Event], None], Callable[[str], None]]]:
-    """The live view and the exporters of a run: a function that gives them an event, and one that prints a sentence."""
+def watching(config: TrainConfig, plan: Plan, out: Path | None, resume: bool, is_takeover: bool = False) -> Iterator["RunWatch"]:
+    """The live view, the exporters and the loggers of a run. After a take-over, another process has begun the run."""
     with ExitStack() as stack:
         cluster = plan.problem.cluster
         view: LiveView | JsonLines
@@ -174,20 +189,28 @@ def watching(
             from recycle.cli.training.otlp import OtlpExporter
 
             observers.append(stack.enter_context(closing(OtlpExporter(config.log.otlp, view.say))).on_event)
-        if config.log.tensorboard:
-            from recycle.cli.training.tensorboard import TensorBoardLog
+        ended: Callable[[Trained], None] = _ignore
+        if config.log.logger_names:
+            from recycle.loggers.select import make_loggers
+            from recycle.runtime.callbacks.callback_runner import running
+            from recycle.runtime.callbacks.protocol import RunStart
             from recycle.runtime.checkpoint.resume import latest
 
-            if out is None:
-                raise UserError("log.tensorboard writes beside the results: name a folder with --out")
-            num_done = latest(out / CHECKPOINTS)[0].num_steps if resume else 0
-            observers.append(stack.enter_context(closing(TensorBoardLog(out / "tensorboard", num_done))).on_event)
+            num_done = latest(out / CHECKPOINTS)[0].num_steps if resume and out is not None and not is_takeover else 0
+            run = RunStart(out, resume or is_takeover, num_done)
+            callbacks = running(make_loggers(config.log.logger_names, out), run, view.say)
+            runner, ended = stack.enter_context(callbacks)
+            observers.append(runner.on_event)
 
         def watch(event: Event) -> None:
             for observe in observers:
                 observe(event)
 
-        yield watch, view.say
+        yield RunWatch(watch, view.say, ended)
+
+
+def _ignore(trained: "Trained") -> None:
+    """Nobody wants the summary."""
 
 
 def describe_run(facts: dict[str, Any], out: Path | None) -> str:
@@ -199,6 +222,12 @@ def describe_run(facts: dict[str, Any], out: Path | None) -> str:
         lines.append(
             f"loss       {format_loss(losses[first])} at step {first + 1}, {format_loss(losses[-1])} at step {facts['steps']}"
         )
+    if evaluations := facts.get("evaluations"):  # not of an earlier release
+        best = min(evaluations, key=lambda each: math.inf if each["loss"] is None else each["loss"])
+        last, lowest = (f"{format_loss(each['loss'])} after step {each['step']}" for each in (evaluations[-1], best))
+        lines.append(f"evaluation loss {last}" + (f", at the best {lowest}" if best != evaluations[-1] else ""))
+    if facts.get("stopped_because"):
+        lines.append(f"stopped    after step {facts['steps']}: {facts['stopped_because']}")
     if facts["iteration_us"]:
         ratio = facts["iteration_us"] / max(1, facts["planned_iteration_us"])
         lines.append(

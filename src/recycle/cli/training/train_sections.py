@@ -193,6 +193,7 @@ class DataSection(_Section):
 
     text: str = _key("", _text("PATH"), "file or folder of text; empty is the sources of Python's library")
     samples: int = _key(2, _COUNT, "samples of a micro-batch")
+    evaluation_text: str = _key("", _text("PATH"), "file or folder of text on which the GPT is evaluated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +213,17 @@ class TrainingSection(_Section):
     precision: str = _key("float32", _one_of("float32", "bfloat16"), "what ops compute in")
     sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
     device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
+    evaluate_every: int = _key(0, _COUNT_OR_NONE, "steps between two evaluations; 0 is only at the end, if there are data for it")
+    patience: int = _key(0, _COUNT_OR_NONE, "stop after so many evaluations without a lower loss; 0 is never")
+    time_limit: str = _key("", _text("2h"), "end the run, with a checkpoint, after this time; empty is no limit")
+
+    @property
+    def time_limit_s(self) -> float | None:
+        return parse_duration_us(self.time_limit) / 1e6 if self.time_limit else None
 
     def _check(self) -> None:
+        if self.time_limit_s is not None and self.time_limit_s <= 0:
+            raise UserError(f"training.time_limit is {shown(self.time_limit)}, but it is above 0")
         if self.exact and self.sums != "float32":
             raise UserError(f"training.sums is {self.sums}, but exact sums are whole numbers: leave training.sums or exact out")
         if self.momentum and self.optimizer != "sgd":
@@ -239,6 +249,12 @@ class LogSection(_Section):
     metrics_host: str = _key("127.0.0.1", _text("ADDRESS"), "the address for Prometheus; 0.0.0.0 is every one of this machine")
     otlp: str = _key("", _text("URL"), "send metrics, epochs and recoveries to this OpenTelemetry collector, as http://HOST:4318")
     json_lines: bool = _key(False, _SWITCH, "print a line of JSON for every event but ops, instead of the live view")
+    loggers: str = _key("", _text("LIST"), "write steps, evaluations and recoveries to csv, mlflow, tensorboard, wandb")
+
+    @property
+    def logger_names(self) -> list[str]:
+        names = [name.strip() for name in self.loggers.split(",") if name.strip()]
+        return [*names, *(["tensorboard"] if self.tensorboard else [])]
 
 
 def _of_type(value: Any, kind: type) -> Any | None:

@@ -90,6 +90,21 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The mean loss over the evaluation data with the weights after `num_steps` steps; None if it is not finite.
+
+    It was computed from `num_microbatches` micro-batches, in `took_us`.
+    """
+
+    EVENT: ClassVar[str] = "evaluation"
+    at_us: int
+    num_steps: int
+    loss: float | None
+    num_microbatches: int = 0
+    took_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model.
 
@@ -301,6 +316,7 @@ Event = (
     | OpRan
     | OpsRan
     | Stepped
+    | Evaluated
     | Held
     | Saved
     | Warned

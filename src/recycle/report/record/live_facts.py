@@ -17,6 +17,7 @@ from recycle.core.events.record import (
     Stepped,
     Warned,
 )
+from recycle.core.events.step_rates import iteration_us, samples_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +85,6 @@ def facts_after(facts: RunFacts, event: Event) -> RunFacts:
             return replace(facts, num_warnings=facts.num_warnings + 1)
         case _:
             return facts
-
-
-def iteration_us(before: Stepped | None, step: Stepped) -> int | None:
-    """The time between the ends of two steps, pauses included; None if they are not consecutive iterations."""
-    if before is None or step.iteration != before.iteration + 1:
-        return None
-    return step.at_us - before.at_us
-
-
-def samples_per_s(spell: Spell) -> float | None:
-    """The throughput of a spell of training; None for a spell that applied no samples."""
-    if spell.state != "train" or not spell.samples or spell.length_us <= 0:
-        return None
-    return spell.samples * 1e6 / spell.length_us
 
 
 def _after_step(facts: RunFacts, step: Stepped) -> RunFacts:

@@ -13,6 +13,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.core.events.record import (
     Changed,
+    Evaluated,
     Event,
     Held,
     LinkChanged,
@@ -110,6 +111,7 @@ class RunRecord:
     warned: tuple[Warned, ...]
     speeds: tuple[SpeedChanged, ...] = ()
     links: tuple[LinkChanged, ...] = ()
+    evaluations: tuple[Evaluated, ...] = ()
 
     @property
     def train_spells(self) -> list[Spell]:
@@ -208,6 +210,7 @@ def read_run_record(events: Iterable[Event]) -> RunRecord:
         warned=tuple(known.get(Warned, [])),
         speeds=tuple(known.get(SpeedChanged, [])),
         links=tuple(known.get(LinkChanged, [])),
+        evaluations=tuple({each.num_steps: each for each in known.get(Evaluated, [])}.values()),
     )
 
 

@@ -126,6 +126,7 @@ class Summary:
             "name": run.name,
             "steps": self._steps_json() if run.steps else None,
             "losses": [loss for _, loss in self.losses],
+            "evaluations": [{"step": each.num_steps, "loss": each.loss} for each in run.evaluations],
             "samples_per_s": _rounded(self.samples_per_s),
             "iteration_us": {"median": times.median_us, "p10": times.tenth_us, "p90": times.ninetieth_us, "counted": times.num},
             "plan": {

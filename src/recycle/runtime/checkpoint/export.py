@@ -1,4 +1,4 @@
-"""`export_model`: the weights of a checkpoint of any shape as one safetensors file, with the names of the whole model."""
+"""`export_model`: the weights of a checkpoint of any shape as one model, with the names of the whole model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +7,15 @@ from torch import Tensor
 
 from recycle.core.events.record_file import CHECKPOINTS
 from recycle.runtime.checkpoint.files import Checkpoint, stage_file, step_folder
+from recycle.runtime.checkpoint.model_formats import MODEL_CONFIG, SAFETENSORS, write_model
 from recycle.runtime.checkpoint.resume import checked, latest
 from recycle.runtime.checkpoint.state import OPTIMIZER_PREFIX
-from recycle.runtime.checkpoint.tensor_file import load_tensors, save_tensors
+from recycle.runtime.checkpoint.tensor_file import load_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """A model that was written to one file."""
+    """A model that was written to a file or a folder."""
 
     path: Path
     num_steps: int
@@ -22,16 +23,18 @@ class ExportedModel:
     size_bytes: int
 
 
-def export_model(run: Path | str, path: Path | str, num_steps: int | None = None) -> ExportedModel:
-    """Write the weights of a run's checkpoint as one safetensors file, without the state of the optimizer.
+def export_model(run: Path | str, path: Path | str, num_steps: int | None = None, to: str = SAFETENSORS) -> ExportedModel:
+    """Write the weights of a run's checkpoint as one model, without the state of the optimizer.
 
     The names are those of the stages' tensors, if they are unique in the model, and do not change when a run is resumed with
     other stages. Otherwise a name is the number of the layer and the name in the layer, as in an `nn.Sequential` of all layers.
 
     Args:
         run: The folder of the run, which was named by `--out` or by `recycle.train(..., out=...)`.
-        path: The file to write; one that is there is replaced.
+        path: The safetensors file to write, which is replaced if it is there; or the folder of another format, which must be new.
         num_steps: The checkpoint after so many steps; by default the newest whole one.
+        to: The format: "safetensors"; "hf", a folder that `from_pretrained` loads, if a model of Hugging Face was trained; or
+            "dcp", a folder of `torch.distributed.checkpoint` with the weights under "model".
 
     Returns:
         What was written.
@@ -48,7 +51,8 @@ def export_model(run: Path | str, path: Path | str, num_steps: int | None = None
     checkpoint = latest(folder)[0] if num_steps is None else checked(folder / step_folder(num_steps))
     tensors = _model_tensors(checkpoint)
     metadata = {"format": "pt", "num_steps": str(checkpoint.num_steps)}
-    return ExportedModel(Path(path), checkpoint.num_steps, len(tensors), save_tensors(Path(path), tensors, metadata))
+    size_bytes = write_model(to, Path(path), tensors, metadata, Path(run) / MODEL_CONFIG)
+    return ExportedModel(Path(path), checkpoint.num_steps, len(tensors), size_bytes)
 
 
 def _model_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -71,9 +71,7 @@ class MicroBatches:
                 f"the dataset had {self._num_samples} samples when the run began, and has {found} now: which sample comes when "
                 "would change; give it a fixed length"
             )
-        numbers = self.numbers(step, pipeline, index)
-        samples = [_checked(self._dataset[number], number) for number in numbers]
-        return _joined([x for x, _ in samples], numbers), _joined([y for _, y in samples], numbers)
+        return joined_samples(self._dataset, self.numbers(step, pipeline, index))
 
     def numbers(self, step: int, pipeline: int, index: int) -> list[int]:
         """Return the numbers of the samples of micro-batch `index` of `pipeline` in iteration `step`."""
@@ -87,6 +85,34 @@ class MicroBatches:
     def _sample(self, number: int) -> int:
         data_pass, position = divmod(number, self._num_samples)
         return shuffled(position, self._num_samples, seed_of(self._seed, "order", data_pass))
+
+
+class OrderedMicroBatches:
+    """The micro-batches of a data set in its own order, each sample once; samples that fill no whole one are left out."""
+
+    def __init__(self, dataset: Dataset, microbatch: int) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UserError(
+                f"the evaluation data are a {type(dataset).__name__}, but they must be map-style: len(data) and data[number]"
+            )
+        self._dataset, self._microbatch = dataset, microbatch
+        if len(dataset) < microbatch:
+            raise DatasetTooSmall(
+                f"the evaluation data have {len(dataset)} samples, but a micro-batch has {microbatch}: give more of them"
+            )
+
+    def __len__(self) -> int:
+        return len(self._dataset) // self._microbatch
+
+    def __getitem__(self, number: int) -> tuple[Nest, Nest]:
+        first = number * self._microbatch
+        return joined_samples(self._dataset, range(first, first + self._microbatch))
+
+
+def joined_samples(dataset: Dataset, numbers: Sequence[int]) -> tuple[Nest, Nest]:
+    """The inputs and the targets of these samples, stacked along a new first dimension."""
+    samples = [_checked(dataset[number], number) for number in numbers]
+    return _joined([x for x, _ in samples], numbers), _joined([y for _, y in samples], numbers)
 
 
 def shuffled(position: int, size: int, seed: int) -> int:

@@ -25,7 +25,7 @@ class CoordinatorConfig:
     `folder` is the run folder, if there is one. `deaths` is the file into which injected kills write their time, `injections` say
     when the coordinator kills itself. `about` describes the job to every worker that joins. `stops_early` says that
     the job was asked to stop before this coordinator replaced another. If it `follows_speeds`, plans change with those of its
-    workers. If it `moves_layers`, plans may give stages other layers.
+    workers. If it `moves_layers`, plans may give stages other layers. `patience` and `time_limit_s` say when the job ends early.
     """
 
     job: str
@@ -42,6 +42,8 @@ class CoordinatorConfig:
     folder: Path | None = None
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    patience: int = 0
+    time_limit_s: float | None = None
     deaths: Path | None = None
     injections: Sequence[Injection] = ()
     about: Mapping[str, Any] = field(default_factory=dict)

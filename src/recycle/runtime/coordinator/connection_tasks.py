@@ -6,6 +6,8 @@ from recycle.control.decide.messages import Hello, Refused
 from recycle.control.net import file_transfer
 from recycle.control.net.leader_probe import PROBE_PURPOSE, answer_probe
 from recycle.control.net.server import ConnectionTask
+from recycle.core.cluster import Worker
+from recycle.core.errors import UserError
 from recycle.runtime.coordinator.leadership import DecisionGate
 from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 
@@ -26,3 +28,11 @@ def task_of_purpose(hello: Hello, job: str, run: RunFolder | None, gate: Decisio
     if is_of_job and hello.purpose == file_transfer.PURPOSE and run is not None:
         return run.transfer_task()
     return Refused(f"job {job} serves no connection for {hello.purpose!r} of job {hello.job or 'any'}")
+
+
+def preferred_place(hello: Hello) -> Worker | Refused | None:
+    """The place that a new worker prefers, if it names one, or why it is refused."""
+    try:
+        return Worker.parse(hello.preferred_place) if hello.preferred_place else None
+    except UserError as problem:
+        return Refused(str(problem))

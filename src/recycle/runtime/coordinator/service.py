@@ -37,7 +37,7 @@ from recycle.runtime.coordinator.config import (
     WaitingForWorkers,
     WorkerLost,
 )
-from recycle.runtime.coordinator.connection_tasks import NOT_CERTAIN, task_of_purpose
+from recycle.runtime.coordinator.connection_tasks import NOT_CERTAIN, preferred_place, task_of_purpose
 from recycle.runtime.coordinator.forming_watch import FormingWatch
 from recycle.runtime.coordinator.leadership import DecisionGate
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree
@@ -88,7 +88,8 @@ class CoordinatorService:
             lambda found: self._found.append(partial(self._peers_differ, found)),
             lambda problem: self._found.append(partial(self._end, JobFailed(problem))),
         )
-        self._ledger.restore(before or ())
+        self._ledger.restore(before or (run.evaluations if run is not None else ()))
+        self._ledger.evaluations.end_by(config.patience, config.time_limit_s, self.stop_early)
         if (entry := self._journal.last()) is not None:
             self._only_saves = entry.only_saves
             epoch_plan = self._ledger.take_over(entry, has_gap=store.lease_s > 0)  # another machine may have the record
@@ -120,14 +121,14 @@ class CoordinatorService:
             self._gate.close()
             self._output.close()
 
-    def stop_early(self) -> None:
-        """Have the job end after the present iteration, with a checkpoint. A signal handler may call this."""
-        self._server.call_soon(self._stop_early)
+    def stop_early(self, because: str = "") -> None:
+        """Have the job end after the present iteration, with a checkpoint. A signal handler may call this, without a reason."""
+        self._server.call_soon(partial(self._stop_early, because))
 
-    def _stop_early(self) -> None:
+    def _stop_early(self, because: str) -> None:
         if not self._is_over and not self._is_ending:
-            self._is_ending = True
-            self._ledger.warn("asked to stop: the run ends after this step, with a checkpoint; Ctrl-C again ends it at once")
+            self._is_ending, again = True, "" if because else "; Ctrl-C again ends it at once"
+            self._ledger.warn(f"{because or 'asked to stop'}: the run ends after this step, with a checkpoint{again}")
             self._coordinator.stop_early()
 
     # ServerCallbacks.
@@ -142,13 +143,11 @@ class CoordinatorService:
             if hello.epoch >= 0:
                 return Refused("it was taken for dead, and others do its work", may_retry=True)
             # A new worker, or a member that had no place yet and can join again.
-            try:
-                preferred_place = Worker.parse(hello.preferred_place) if hello.preferred_place else None
-            except UserError as problem:
-                return Refused(str(problem))
-            if reason := self._coordinator.refusal(preferred_place):
+            if isinstance(place := preferred_place(hello), Refused):
+                return place
+            if reason := self._coordinator.refusal(place):
                 return Refused(reason)
-            member = self._coordinator.join(connection, hello.host, hello.pid, preferred_place)
+            member = self._coordinator.join(connection, hello.host, hello.pid, place)
         member.clock_offset_us = 0 if hello.host == this_host() else now_us() - hello.clock_us
         fencing.identify(member)
         self._numbers[connection], self._epochs[connection] = member.number, hello.epoch

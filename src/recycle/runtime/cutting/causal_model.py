@@ -10,6 +10,7 @@ are made by the model's own code, and parameters keep the names that they have i
 
 import copy
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -99,6 +100,11 @@ class ModelPart(nn.Module):
     def split_into_layers(self) -> list["ModelPart"]:
         """One part for each layer. They share the modules of this one."""
         return [ModelPart(self._model[0], self._at, range(number, number + 1)) for number in self._numbers]
+
+    def model_config(self) -> str:
+        """The configuration of the model as Hugging Face keeps it beside the weights, with the name of its class."""
+        config: Any = self._model[0].config
+        return json.dumps({**config.to_dict(), "architectures": [type(self._model[0]).__name__]}, indent=1, default=str) + "\n"
 
     def make_loss(self) -> Callable[[Tensor, Tensor], Tensor]:
         """The model's own loss, from logits and labels. It shifts labels itself, and leaves those of -100 out."""

@@ -22,6 +22,7 @@ from recycle.core.cluster import Shape
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 from recycle.runtime.compute.optimizer_step import NORM_PARTS
 from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.execute.evaluation import Evaluator
 from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.gradient_reduction import GradientReduction
 from recycle.runtime.execute.row_program import Instruction
@@ -52,7 +53,10 @@ class _Late:
 
 
 class Trainer:
-    """One worker's iterations. Any thread may set `wants_pause`: then all workers stop soon, between the same two iterations."""
+    """One worker's iterations. Any thread may set `wants_pause`: then all workers stop soon, between the same two iterations.
+
+    `evaluator` evaluates the weights between two iterations, if there is something to evaluate.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Trainer:
         is_staggered: bool,
     ) -> None:
         self.executor, self.state = executor, state
+        self.evaluator: Evaluator | None = None
         self.wants_pause = False
         self._spans: list[Span] = []
         self._late: _Late | None = None
@@ -85,9 +90,10 @@ class Trainer:
         """The spans of iterations whose gradient is not reduced yet."""
         return [*(self._late.spans if self._late is not None else ()), *self._spans]
 
-    def train(self, num_steps: int, on_applied: OnApplied) -> bool:
+    def train(self, num_steps: int, on_applied: OnApplied, pauses_at_end: bool = False) -> bool:
         """Play iterations until the weights have `num_steps` steps, and return True; or False if all paused before.
 
+        With `pauses_at_end`, it is also False if a worker wants a pause after the last of these steps.
         `on_applied` is called for each iteration when it cannot be taken back any more.
         """
         first = self.state.num_steps
@@ -118,10 +124,10 @@ class Trainer:
         self._spans = []
         self._step_late()
         if self._vote is not None:
-            ballot, _ = self._end_vote()
+            ballot, self._pauses_next = self._end_vote()
             self._confirm(ballot, on_applied)
         self._transport.messages.flush()
-        return True
+        return not (pauses_at_end and self._pauses_next)
 
     def _read_meter(self) -> None:
         """Keep the peak of the stage's activations, and measure no more."""

@@ -13,9 +13,10 @@ from recycle.control.net.handshake import Endpoint
 from recycle.core.events.record_file import CHECKPOINTS
 from recycle.core.plans.plan_source import PlanAssignment
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
+from recycle.runtime.checkpoint.model_formats import MODEL_CONFIG, model_config_text
 from recycle.runtime.coordinator.config import JOURNAL, CoordinatorConfig
 from recycle.runtime.job import Job
-from recycle.runtime.options import FailureOptions
+from recycle.runtime.options import FailureOptions, RunFolderOptions
 from recycle.runtime.worker.worker_spec import MakeModel, MakeStage, WorkerSpec, copied_stage
 
 
@@ -51,11 +52,18 @@ def worker_spec(
         make_model=(make_model or partial(_stages_of, tuple(job.stages))) if layer_specs else None,
         layer_specs=layer_specs,
         shared_layers=job.shared_layers,
+        evaluation=job.evaluation_batches,
     )
 
 
 def _stages_of(stages: Sequence[nn.Module]) -> Sequence[nn.Module]:
     return stages
+
+
+def _with_model_config(job: Job) -> RunFolderOptions:
+    """The options of the run folder, which gets the configuration of the model, too, if the model has one."""
+    options, text = job.options.run_folder, model_config_text(job.stages)
+    return options if text is None else replace(options, files={**options.files, MODEL_CONFIG: text})
 
 
 def coordinator_config(
@@ -87,8 +95,10 @@ def coordinator_config(
         begin_us=begin_us,
         journal=(job.run_folder or journal_folder) / JOURNAL,
         folder=job.run_folder,
-        run_folder=options.run_folder,
+        run_folder=_with_model_config(job),
         checkpoint=options.checkpoint,
+        patience=options.evaluation.patience,
+        time_limit_s=options.time_limit_s,
         deaths=deaths,
         injections=options.failures.script.for_coordinator(),
         about=about or {},

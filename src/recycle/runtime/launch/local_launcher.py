@@ -209,8 +209,8 @@ class _Launcher:
                 os.kill(self._coordinator.pid, signal.SIGTERM)
 
     def _refuse_stopped(self, trained: Trained) -> None:
-        """Raise if the run was stopped before its last step; the sentence says how to go on."""
-        if trained.num_steps >= self._config.num_steps:
+        """Raise if the run was stopped from outside before its last step; the sentence says how to go on."""
+        if trained.num_steps >= self._config.num_steps or trained.stopped_because:
             return
         number = self._stopped_by or signal.SIGTERM  # the coordinator may have got one of its own
         sentence = f"stopped by {number.name} after step {trained.num_steps} of {self._config.num_steps}"

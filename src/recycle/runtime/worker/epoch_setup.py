@@ -14,6 +14,7 @@ from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
+from recycle.runtime.execute.evaluation import Evaluator
 from recycle.runtime.execute.executor import Executor, OnProgress, SpeedIn
 from recycle.runtime.execute.row_program import Instruction, compile_row
 from recycle.runtime.execute.stage_state import StageState
@@ -114,4 +115,8 @@ def make_trainer(
         activity,
         speed_in,
     )
-    return Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)
+    trainer = Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)
+    if spec.evaluation is not None:
+        what = state.stage, program.instructions, transport, spec.shape, spec.evaluation
+        trainer.evaluator = Evaluator(*what, seed, executor.activity)
+    return trainer

@@ -19,8 +19,9 @@ from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWr
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import state_checksum
 from recycle.runtime.execute.row_program import Instruction
-from recycle.runtime.execute.spans import Span, columns_of
+from recycle.runtime.execute.spans import Span, columns_of, now_us
 from recycle.runtime.execute.stage_state import StageState
+from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.links.stamped_body import own_clock
 from recycle.runtime.transport.specs import GroupView, TransportBroken
@@ -28,7 +29,7 @@ from recycle.runtime.transport.state_transfer import receive_state, send_state
 from recycle.runtime.worker.control_thread import ControlThread
 from recycle.runtime.worker.epoch_setup import make_stage_state
 from recycle.runtime.worker.moved_layers import KeptLayers, ReceivedLayers, own_layer_counts, spec_with_layers
-from recycle.runtime.worker.worker_reports import IterationApplied, StepUndone, WorkerWarned
+from recycle.runtime.worker.worker_reports import EvaluationDone, IterationApplied, StepUndone, WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 # A worker that could not load its stage so many times in a row ends.
@@ -54,7 +55,7 @@ class LocalStage:
         self._num_failed_loads = 0
         self._state: StageState | None = None
         self._has_state = False
-        self._writes_checkpoints, self._epoch = False, 0
+        self._writes_checkpoints, self._epoch, self._evaluated = False, 0, 0
         self._ops_every, self._first_iteration = 1, 0
         self._op_classes: Mapping[str, str] = {}
         self.origin = 1
@@ -121,7 +122,7 @@ class LocalStage:
                 self._spec, self._counts = spec_with_layers(self._base, counts), counts
             self._state = self._make_state(place.stage, start.iteration, device)
         if is_fresh:
-            self._kept = None
+            self._kept, self._evaluated = None, 0
             self._load_checkpoint(place, start.checkpoint)
             self._has_state = True
         elif is_by_layer and not start.transfers_layers:
@@ -265,6 +266,21 @@ class LocalStage:
     def _save(self, num_steps: int, is_last: bool) -> None:
         assert self._writer is not None
         self._writer.save(num_steps, self.state.stage.module, self.state.stepper.optimizer, is_last, self._epoch)
+
+    def evaluate(self, num_steps: int, trainer: Trainer) -> None:
+        """Evaluate the weights, unless a worker of the epoch has done so; at the last stage, report the result.
+
+        After a failure an evaluation that not all have finished is asked for again. Who knows its result has reported it.
+        """
+        evaluator = trainer.evaluator
+        assert evaluator is not None
+        assert self.place is not None
+        if evaluator.is_known(self._evaluated == num_steps):
+            return
+        if (result := evaluator.evaluate(num_steps)) is not None:
+            self._evaluated = num_steps
+            numbers = (num_steps, result.loss, result.num_microbatches, now_us(), result.took_us)
+            self._report(EvaluationDone(self.place, *numbers))
 
     def finish_checkpoints(self, start: StartEpoch) -> None:
         """Wait for the checkpoints that are being written, and first write the last one if its writer may have died."""

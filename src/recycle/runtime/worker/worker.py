@@ -222,8 +222,7 @@ class _WorkerProcess:
                 self._injector.on_recovery(start.iteration)
             trainer = self._set_up(start, stage)
             self._control.start(start.epoch, trainer)
-            num_steps = start.iteration if start.only_saves else self._spec.num_steps
-            if trainer.train(num_steps, stage.on_applied):
+            if self._train(start, stage, trainer):
                 self._finish(start, stage, trainer)
                 return
         except TransportBroken as problem:
@@ -264,6 +263,19 @@ class _WorkerProcess:
         trainer.executor.stage.meter = ActivationMeter(trainer.executor.stage.module)
         self._control.report_begun(EpochBegun(start.epoch, now_us() - regrouped_us))
         return trainer
+
+    def _train(self, start: StartEpoch, stage: LocalStage, trainer: Trainer) -> bool:
+        """Train to the last step, with an evaluation where one is due; return False if all paused before."""
+        if start.only_saves:
+            return trainer.train(start.iteration, stage.on_applied)
+        last, evaluation = self._spec.num_steps, self._spec.options.evaluation
+        stops = [number for number in range(start.iteration, last) if evaluation.is_due(number, last)]
+        for stop in [*stops, last]:
+            if not trainer.train(stop, stage.on_applied, pauses_at_end=stop < last):
+                return False
+            if evaluation.is_due(stop, last):
+                stage.evaluate(stop, trainer)
+        return True
 
     def _leave_epoch(self, epoch: int, stage: LocalStage, reason: str, unreachable: tuple[str, ...] = ()) -> None:
         """Leave an epoch, and report the progress of this worker."""

@@ -43,6 +43,18 @@ class StepUndone:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationDone:
+    """The mean loss over the evaluation data, with the weights after `num_steps` steps, as a worker of the last stage has it."""
+
+    worker: Worker
+    num_steps: int
+    loss: float
+    num_microbatches: int
+    at_us: int
+    took_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFinished:
     """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state."""
 
@@ -72,7 +84,9 @@ class WorkerWarned:
     text: str
 
 
-WorkerReport = IterationApplied | StepUndone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved | WorkerWarned
+WorkerReport = (
+    IterationApplied | StepUndone | EvaluationDone | WorkerFinished | WorkerCrashed | StageSaved | StageNotSaved | WorkerWarned
+)
 _KINDS: dict[str, Callable[..., WorkerReport]] = {wire_name(kind): kind for kind in get_args(WorkerReport)}
 
 # Fields whose values JSON does not know.

@@ -15,7 +15,7 @@ from recycle.core.errors import UserError
 from recycle.host.by_value import HAS_CLOUDPICKLE, dumps_by_value
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.checkpoint.layer_names import LayerNames
-from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.microbatches import MicroBatchSource, OrderedMicroBatches
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
@@ -43,7 +43,7 @@ class WorkerSpec:
     the file `deaths`.
 
     If whole layers may move to other stages, `make_model` makes all of them, and `layer_specs` are the outputs of all layers but
-    the last. Stages hold `shared_layers` of each neighbour.
+    the last. Stages hold `shared_layers` of each neighbour. `evaluation` are the micro-batches of the evaluation data, if any.
     """
 
     shape: Shape
@@ -62,6 +62,7 @@ class WorkerSpec:
     make_model: MakeModel | None = None
     layer_specs: Sequence[BoundarySpec] = ()
     shared_layers: int = 0
+    evaluation: OrderedMicroBatches | None = None
 
 
 _ADVICE = "open files, locks and connections where they are used, in __getitem__ or forward"

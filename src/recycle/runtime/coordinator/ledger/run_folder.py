@@ -14,7 +14,7 @@ from recycle.control.decide.messages import ControlMessage, DownloadFile, Upload
 from recycle.control.net.file_transfer import serve_transfer
 from recycle.control.net.server import ConnectionTask
 from recycle.core.errors import FileProblem, NoCheckpoint, UserError
-from recycle.core.events.record import Event, Held, OpRan, OpsRan, Recovered, Resumed, Saved, Spell, Started, Stepped
+from recycle.core.events.record import Evaluated, Event, Held, OpRan, OpsRan, Recovered, Resumed, Saved, Spell, Started, Stepped
 from recycle.core.events.record_file import (
     CHECKPOINTS,
     CUT_OFF,
@@ -52,7 +52,7 @@ _MOST_UNWRITTEN_BYTES = 1 << 26
 class RunFolder:
     """A context in which a run is recorded in its folder.
 
-    `resumed` is the checkpoint from which the run continues, `gone_us` and `losses` are those of the part of the run before it.
+    `resumed` is the checkpoint from which the run continues, `gone_us`, `losses` and `evaluations` are those before it.
     `before` are the events that a previous coordinator has written of this very run, None if there was none; of ops only those
     after the last step.
     """
@@ -75,6 +75,7 @@ class RunFolder:
         self.warnings: list[str] = []
         self.gone_us = 0
         self.losses: list[float] = []
+        self.evaluations: list[Event] = []
         first = Started("train", options.name)
         before: Iterable[Event] = [first]
         self.before: Iterator[Event] | None = None
@@ -114,6 +115,8 @@ class RunFolder:
             match event:
                 case Stepped():  # of a step that was run again after a checkpoint was loaded, the last one counts
                     losses[event.iteration] = event.loss if event.loss is not None else math.nan
+                case Evaluated():
+                    self.evaluations.append(event)
                 case Spell():
                     self.gone_us = max(self.gone_us, event.end_us)
             yield event
@@ -224,7 +227,7 @@ def events_before(num_steps: int, events: Iterator[Event]) -> Iterator[Event]:
                 spell = event
             case Held():
                 pass  # it is about a whole run, and this one is not over
-            case Saved() if event.num_steps > num_steps:
+            case Saved() | Evaluated() if event.num_steps > num_steps:
                 pass
             case _:
                 yield event

@@ -21,7 +21,7 @@ from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
 from recycle.runtime.coordinator.ledger.held_memory import held_memory
-from recycle.runtime.coordinator.ledger.loss_watch import LossWatch
+from recycle.runtime.coordinator.ledger.loss_watch import EvaluationLog, LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
 from recycle.runtime.coordinator.ledger.pending_iteration import PendingIteration
@@ -54,6 +54,7 @@ class RunLedger:
         fail: Callable[[UserError], None] = lambda problem: None,
     ) -> None:
         self._loss_watch = LossWatch(self.warn, fail)
+        self.evaluations = EvaluationLog(self._write_evaluation, lambda: len(self._losses))
         self._differ = differ
         self._agreed_steps = 0
         self._plan, self._samples, self._memory_profile = plan, samples_per_step, memory_profile
@@ -119,7 +120,7 @@ class RunLedger:
                 case Saved():
                     self.checkpoints.restore(event.num_steps)
                 case _:
-                    pass
+                    self.evaluations.restore(event)
         for ran in undone:
             self._lost.undone(OpColumns.of(unpack_ops(ran.ops, ran.start_us)))
         self._known_undone = {(ran.worker, ran.start_us) for ran in undone}
@@ -192,7 +193,7 @@ class RunLedger:
                 return report.iteration in self._pending
             case StageSaved() | StageNotSaved():
                 return self.checkpoints.is_pending(report)
-        return False
+        return self.evaluations.is_pending(report)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -234,7 +235,7 @@ class RunLedger:
             case WorkerWarned(_, text) if text not in self._warnings:
                 self.warn(text)
             case _:
-                pass
+                self.evaluations.add(report, self._begin_us)
 
     def start_epoch(self, plan: Plan, iteration: int, members: Mapping[int, Worker], survivors: AbstractSet[int]) -> None:
         """Start an epoch at `iteration` with `members` at these places. Only `survivors` still report earlier iterations.
@@ -256,6 +257,7 @@ class RunLedger:
         """Drop the steps from `iteration` on: they are redone."""
         del self._losses[iteration:]
         self.checkpoints.go_back(iteration)
+        self.evaluations.go_back(iteration)
         self._lost.go_back(iteration)
 
     def add_recovery(self, event: Recovered, at_boundary: bool = False) -> None:
@@ -310,7 +312,6 @@ class RunLedger:
         self._write_if_complete(report.iteration)
 
     def _pending_iteration(self, iteration: int) -> PendingIteration:
-        """Return the pending iteration; a new one has the present plan and members."""
         if iteration not in self._pending:
             self._pending[iteration] = PendingIteration(self._plan, self._members.keys())
         return self._pending[iteration]
@@ -359,7 +360,15 @@ class RunLedger:
         planned_us, norm = self._planned_us[-1], finite(verdict.norm)
         step = Stepped(iteration, end, finite(loss), norm, verdict.scale, planned_us, num_ops, has_begun_again)
         self.write(step)
+        self.evaluations.stepped(self.now_us() - self._gone_us)
         return step
+
+    def _write_evaluation(self, event: Event, at_us: int) -> None:
+        """Write an evaluation, which ended at `at_us`, and that training paused for it since the last step."""
+        before = max(self._stepped_us, self._resumed_us)
+        self._resumed_us = max(before, at_us)
+        self.write(Spell(before, self._resumed_us, "pause", "evaluation", num_live=len(self._plan.rows)))
+        self.write(event)
 
     def _start(self, at_us: int, num_live: int) -> None:
         """Write the start of the run, which ends with the first op."""
@@ -387,4 +396,5 @@ class RunLedger:
             num_begun_again=self._num_begun_again,
             warnings=self.warnings,
             recoveries=tuple(self._recoveries),
+            **self.evaluations.summary(),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recycle.core.events.record import Recovered
+from recycle.core.events.record import Evaluated, Recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Trained:
 
     Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
     measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
+    `stopped_because` says why the run ended before its last step, if it did so by its own options.
     `saved_steps` is the number of steps of the newest checkpoint, 0 if there is none, None if the run has no folder. `out` is the
     run folder, as `recycle.train` returns it.
     """
@@ -37,6 +38,8 @@ class Trained:
     warnings: tuple[str, ...]
     recoveries: tuple[Recovered, ...] = ()
     saved_steps: int | None = None
+    evaluations: tuple[Evaluated, ...] = ()
+    stopped_because: str = ""
     out: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +61,8 @@ class Trained:
             "begun_again": self.num_begun_again,
             "warnings": list(self.warnings),
             "saved_steps": self.saved_steps,
+            "evaluations": [{"step": each.num_steps, "loss": each.loss} for each in self.evaluations],
+            "stopped_because": self.stopped_because,
             "recoveries": [recovery.to_json() for recovery in self.recoveries],
         }
 
