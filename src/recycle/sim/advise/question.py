@@ -107,9 +107,13 @@ class ClusterQuestion:
 
     def screening(self) -> "ClusterQuestion":
         """The same question over about `SCREENED_FAILURES` failures a seed, for few seeds."""
-        enough_us = SCREENED_FAILURES * (self.mtbf_us + self.repair_us) // self.num_servers
-        length_us = min(_LONGEST_SCREENING_US, max(enough_us, SCREENED_REPAIRS * self.repair_us))
-        return replace(self, days=length_us / DAY_US, num_seeds=min(self.num_seeds, NUM_SCREENING_SEEDS))
+        days = screened_days(self.num_servers, self.mtbf_us, self.repair_us)
+        return replace(self, days=days, num_seeds=min(self.num_seeds, NUM_SCREENING_SEEDS))
+
+    def no_longer_than(self, other: "ClusterQuestion") -> "ClusterQuestion":
+        """The same, neither longer than `other` nor with more failures expected, but for some repairs at least."""
+        as_many_us = other.end_us * other.failures_per_day / self.failures_per_day
+        return replace(self, days=max(min(other.end_us, as_many_us), SCREENED_REPAIRS * self.repair_us) / DAY_US)
 
     def with_failures(self, factor: float) -> "ClusterQuestion":
         """The same, but servers fail `factor` times as often."""
@@ -165,6 +169,12 @@ class ClusterQuestion:
         nodes = (*names, *spares)
         trace = failure_traces.rack_trace(nodes, workers_per_server, self.mtbf_us, self.end_us, seed, self.repair_us)
         return with_spares(trace, len(names), spares)
+
+
+def screened_days(num_servers: int, mtbf_us: int, repair_us: int) -> float:
+    """The days in which so many servers are expected to have `SCREENED_FAILURES` failures, and some repairs at least."""
+    enough_us = SCREENED_FAILURES * (mtbf_us + repair_us) // num_servers
+    return min(_LONGEST_SCREENING_US, max(enough_us, SCREENED_REPAIRS * repair_us)) / DAY_US
 
 
 def to_plain(question: ClusterQuestion) -> dict[str, Any]:

@@ -196,8 +196,8 @@ def slowest_ns(
     is below 0. A split in which no pipeline takes longer than x exists if and only if these sum up to the batch, so that the
     least such x is optimal.
     """
-    low = -np.where(numbers > 0, hidden, 0).max(axis=1) - 1
-    high = (num_microbatches / (numbers / latencies).sum(axis=1)).astype(np.int64) + 1
+    low: NDArray[np.int64] = -np.where(numbers > 0, hidden, 0).max(axis=1) - 1
+    high: NDArray[np.int64] = (num_microbatches / (numbers / latencies).sum(axis=1)).astype(np.int64) + 1
     while (high - low > 1).any():
         middle = (low + high) // 2
         found = (numbers * np.maximum(0, (middle[:, None] + hidden) // latencies + 1)).sum(axis=1)
