@@ -170,6 +170,8 @@ def test_more_failures_are_simulated_for_a_shorter_time_with_the_same_seeds():
     often = changed(QUESTION, FAILURES, "recycle", 4, "recycle")
     assert often.seeds == QUESTION.seeds
     assert often.days * often.failures_per_day == pytest.approx(QUESTION.days * QUESTION.failures_per_day)
+    # Five repairs have as many failures as a seed of the verdict at a factor of 8, and twice as many at 16.
+    assert changed(QUESTION, FAILURES, "recycle", 16, "recycle").num_seeds == 2 < QUESTION.num_seeds
     rare = changed(QUESTION, FAILURES, "recycle", 1 / 8, "recycle")
     assert rare.days == QUESTION.days
     long = changed(small_question(days=1.0), REPAIRS, "recycle", 8, "recycle")
@@ -177,9 +179,9 @@ def test_more_failures_are_simulated_for_a_shorter_time_with_the_same_seeds():
 
 
 def test_a_large_cluster_is_searched_with_fewer_simulations_and_a_small_one_as_ever():
-    assert SearchLimits.of(64) == SearchLimits.of(1024) == SearchLimits(16, 400)
-    assert SearchLimits.of(16_384) == SearchLimits(4, 64)
-    assert SearchLimits.of(131_072) == SearchLimits(4, 64)
+    assert SearchLimits.of(64) == SearchLimits.of(1024) == SearchLimits(16, 16, 400)
+    assert SearchLimits.of(16_384) == SearchLimits(4, 2, 32)
+    assert SearchLimits.of(131_072) == SearchLimits(4, 2, 24)
 
 
 def test_the_same_servers_fail_at_the_same_times_in_every_shape():

@@ -25,6 +25,8 @@ from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, parse_systems
 
 DEFAULT_DAYS = 30.0
+# A CUDA context and the buffers of NCCL take some GiB of 80, and the allocator cannot use every gap.
+DEFAULT_RESERVE = 0.05
 NAMES = ("advice.md", "advice.json", "advice.png")
 _EXAMPLES = f"""\
 systems that can be chosen: {", ".join(name for name in SYSTEMS if name not in NOT_TO_CHOOSE)}
@@ -64,6 +66,8 @@ def add_advise_parser(subparsers: arguments.Subparsers) -> None:
     failures.add_argument("--seeds", type=int, default=10, metavar="N", help="how often, with other failures (default: 10)")
     assumptions = parser.add_argument_group("assumptions")
     assumptions.add_argument("--systems", default="all", metavar="LIST", help="which may be chosen, separated by commas")
+    about = f"the share of a GPU's memory that is kept free, for what estimates do not know (default: {DEFAULT_RESERVE})"
+    assumptions.add_argument("--memory-reserve", type=float, default=DEFAULT_RESERVE, metavar="SHARE", help=about)
     arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     about = "what a GPU costs an hour, spare or not: gives the cost of a million tokens"
@@ -113,6 +117,7 @@ def _question(args: argparse.Namespace) -> ClusterQuestion:
         args.seeds,
         args.batch_tolerance,
         args.context_parallel,
+        args.memory_reserve,
     )
 
 

@@ -40,19 +40,22 @@ class FoundChoice:
 class SearchLimits:
     """How many choices of a group are simulated and asked at most, and how many are asked in a round.
 
-    A simulation and a step take time in proportion to the workers, so that there are fewer of them in a large cluster.
+    A simulation and a step take time in proportion to the workers, so that there are fewer of them in a large cluster; fewest in
+    a group that has no choice among the best of all.
     """
 
     most_simulated: int
+    most_behind: int
     most_asked: int
 
     @staticmethod
     def of(num_gpus: int) -> "SearchLimits":
-        return SearchLimits(max(4, min(16, 65_536 // num_gpus)), max(64, min(400, 1_048_576 // num_gpus)))
+        most_simulated, most_asked = max(4, min(16, 65_536 // num_gpus)), max(24, min(400, 524_288 // num_gpus))
+        return SearchLimits(most_simulated, most_simulated if num_gpus <= 4096 else most_simulated // 2, most_asked)
 
     @property
     def per_round(self) -> int:
-        return min(32, self.most_asked // 8)
+        return min(32, self.most_asked // 4)
 
 
 class _Stage(Enum):
@@ -93,7 +96,8 @@ class _Group:
     def is_done(self, wanted: float) -> bool:
         """Whether no open choice can be the best of the group, or exceed `wanted`, or a limit is reached."""
         limits = self.limits
-        is_over = len(self.simulated) >= limits.most_simulated or len(self.fault_free) >= limits.most_asked
+        most_simulated = limits.most_simulated if self.most_left > wanted else limits.most_behind
+        is_over = len(self.simulated) >= most_simulated or len(self.fault_free) >= limits.most_asked
         return is_over or not self.next_ones(wanted)
 
     def next_ones(self, wanted: float) -> list[SystemChoice]:
