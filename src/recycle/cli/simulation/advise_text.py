@@ -188,7 +188,7 @@ def _assumptions(advice: Advice) -> list[str]:
         f"a step has {batch}",
         f"of {found.num_choices:,} choices that fit, {asked} and {len(found.ranked)} over all; {others}",
         "op times and memory are estimates (`recycle estimate`), pauses are constants (docs/simulator.md)",
-        f"{question.memory_reserve:.0%} of a GPU's memory are kept free, {format_bytes(question.planned_gpu.memory_bytes)} are used",
+        f"{question.memory_reserve:.0%} of a GPU's memory are kept free, {format_bytes(question.planned_gpu.memory_bytes)} used",
         "the samples of a micro-batch are those of the model's text",
         "goodput is the throughput over the system's own fault-free throughput in the same shape",
     ]
