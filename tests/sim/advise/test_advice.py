@@ -1,6 +1,7 @@
 """The advice: its first choice is the best of all choices, whatever was pruned, and it survives an interruption."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from recycle.core.errors import UserError
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations as advise_evaluations
 from recycle.sim.advise.advice import advise
-from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, most_shared
+from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, job_of, most_shared
 from recycle.sim.advise.evaluations import simulate_choice
 from recycle.sim.advise.search import MARGIN, SearchLimits
 from recycle.sim.advise.upper_bounds import first_bound, refined_rate, shared_bound
@@ -200,6 +201,18 @@ def test_cuts_are_tried_only_where_their_plans_take_seconds():
 def test_more_failures_and_longer_pauses_make_the_first_choice_slower(advice, folder):
     rates = advice.sensitivity.curves[FAILURES][advice.first.choice]
     assert rates[16] < rates[1] < rates[1 / 8]
+
+
+def test_no_choice_plans_with_memory_that_is_reserved():
+    half, whole = small_question(memory_reserve=0.5), small_question()
+    assert half.planned_gpu.memory_bytes == whole.gpu.memory_bytes // 2
+    choice = next(choice for choice in all_choices(whole) if choice.system == ELASTIC)
+    assert job_of(half, choice).problem().memory.limits[0] == half.planned_gpu.memory_bytes
+    assert half.digest != whole.digest
+    # A model that needs more than half of a GPU in every shape fits with all of it only.
+    needed = small_question(model="layers=1,hidden=12288,heads=96,sequence=512,vocabulary=1000", gpus_per_server=1, num_gpus=4)
+    assert any(all_choices(needed))
+    assert not any(all_choices(replace(needed, memory_reserve=0.6)))
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_what_to_do(tmp_path):
