@@ -171,8 +171,9 @@ def test_more_failures_are_simulated_for_a_shorter_time_with_the_same_seeds():
     often = changed(QUESTION, FAILURES, "recycle", 4, "recycle")
     assert often.seeds == QUESTION.seeds
     assert often.days * often.failures_per_day == pytest.approx(QUESTION.days * QUESTION.failures_per_day)
-    # Five repairs have as many failures as a seed of the verdict at a factor of 8, and twice as many at 16.
-    assert changed(QUESTION, FAILURES, "recycle", 16, "recycle").num_seeds == 2 < QUESTION.num_seeds
+    # Five repairs are longer than it takes for as many failures: then there are fewer seeds.
+    short = changed(small_question(days=1.0), FAILURES, "recycle", 16, "recycle")
+    assert (short.days, short.num_seeds) == (1.25, 2)
     rare = changed(QUESTION, FAILURES, "recycle", 1 / 8, "recycle")
     assert rare.days == QUESTION.days
     long = changed(small_question(days=1.0), REPAIRS, "recycle", 8, "recycle")

@@ -16,7 +16,6 @@ Assumptions, in favour of Varuna:
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from recycle.sim.job import SimulatedJob
@@ -83,7 +82,6 @@ def depths(num_layers: int) -> list[int]:
     return [depth for depth in range(1, num_layers) if num_layers % depth == 0] or [1]
 
 
-@lru_cache(maxsize=65536)
 def layout_of(job: SimulatedJob, num_stages: int, num_pipelines: int) -> VarunaLayout | None:
     """The layout of this depth, None if a stage does not fit in a GPU's memory."""
     profile = job.profile(num_stages)
