@@ -28,7 +28,6 @@ from recycle.sim.systems.elaswave import live_counts_of
 from recycle.sim.systems.oobleck.instances import best_sizes, layout_iteration_us
 from recycle.sim.systems.varuna import layout_of
 
-
 # Every change asks for all depths, and most have as many pipelines as before.
 _known_layout = lru_cache(maxsize=65536)(layout_of)
 
