@@ -97,15 +97,23 @@ class _Group:
         """Whether no open choice can be the best of the group, or exceed `wanted`, or a limit is reached."""
         limits = self.limits
         most_simulated = limits.most_simulated if self.most_left > wanted else limits.most_behind
-        is_over = len(self.simulated) >= most_simulated or len(self.fault_free) >= limits.most_asked
-        return is_over or not self.next_ones(wanted)
+        return len(self.simulated) >= most_simulated or not self.next_ones(wanted)
 
     def next_ones(self, wanted: float) -> list[SystemChoice]:
-        """The most promising open choices; of equal promise those that have been looked at most closely."""
+        """The most promising open choices; of equal promise those that have been looked at most closely.
+
+        When enough have been asked, only these are simulated. Before anything is simulated, the best that was asked is, too: its
+        result shows which bounds are too low.
+        """
         least = min(self.best, wanted) * (1 + MARGIN)
-        may_win = [choice for choice, one in self.open.items() if one.most > least]
+        has_asked_all = len(self.fault_free) >= self.limits.most_asked
+        may_win = [
+            choice for choice, one in self.open.items() if one.most > least and (one.stage is _Stage.ASKED or not has_asked_all)
+        ]
         ranked = sorted(may_win, key=lambda choice: (-self.open[choice].expected, -self.open[choice].stage.value, choice.key))
         looked_at = ranked[: _PER_ROUND_OF_PLANS if ranked and is_planned(ranked[0].system) else self.limits.per_round]
+        if not self.simulated:
+            looked_at += [choice for choice in ranked if choice not in looked_at and self.open[choice].stage is _Stage.ASKED][:1]
         asked = [choice for choice in looked_at if self.open[choice].stage is _Stage.ASKED]
         return [choice for choice in looked_at if choice not in asked[_SIMULATED_PER_ROUND:]]
 
