@@ -180,6 +180,15 @@ def test_more_failures_are_simulated_for_a_shorter_time_with_the_same_seeds():
     assert long.days == 10  # five repairs of two days
 
 
+def test_with_few_simulations_every_system_that_runs_still_has_a_choice(advice, folder, monkeypatch):
+    monkeypatch.setattr(SearchLimits, "of", staticmethod(lambda num_gpus: SearchLimits(2, 1, 4)))
+    few = advise(QUESTION, folder, num_processes=1)
+    for name, group in advice.found.groups.items():
+        assert (few.found.groups[name].best is None) == (group.best is None), name
+    assert few.found.num_screened < advice.found.num_screened
+    assert few.first.runs.mean >= 0.99 * advice.first.runs.mean
+
+
 def test_a_large_cluster_is_searched_with_fewer_simulations_and_a_small_one_as_ever():
     assert SearchLimits.of(64) == SearchLimits.of(1024) == SearchLimits(16, 16, 400)
     assert SearchLimits.of(16_384) == SearchLimits(4, 2, 32)

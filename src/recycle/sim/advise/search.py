@@ -54,6 +54,11 @@ class SearchLimits:
         return SearchLimits(most_simulated, most_simulated if num_gpus <= 4096 else most_simulated // 2, most_asked)
 
     @property
+    def most_in_vain(self) -> int:
+        """How many are asked at most if hardly any of them runs."""
+        return max(400, self.most_asked)
+
+    @property
     def per_round(self) -> int:
         return min(32, self.most_asked // 4)
 
@@ -106,7 +111,8 @@ class _Group:
         result shows which bounds are too low.
         """
         least = min(self.best, wanted) * (1 + MARGIN)
-        has_asked_all = len(self.fault_free) >= self.limits.most_asked
+        num_running = sum(rate > 0 for rate in self.fault_free.values())
+        has_asked_all = num_running >= self.limits.most_asked or len(self.fault_free) >= self.limits.most_in_vain
         may_win = [
             choice for choice, one in self.open.items() if one.most > least and (one.stage is _Stage.ASKED or not has_asked_all)
         ]
