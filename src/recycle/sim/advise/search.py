@@ -56,7 +56,7 @@ class SearchLimits:
     @property
     def most_in_vain(self) -> int:
         """How many are asked at most if hardly any of them runs."""
-        return max(400, self.most_asked)
+        return min(400, max(128, 4 * self.most_asked))
 
     @property
     def per_round(self) -> int:
