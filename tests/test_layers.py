@@ -77,7 +77,8 @@ ORDER = {
     ],
     "sim": [
         "model_layers measured_model policy failure_model one_f_one_b replay fault_free_schedule",
-        "job iteration_times failure_traces",
+        "job pipeline_groups failure_traces",
+        "iteration_times",
         "shared_layer_choice",
         "systems",
         "campaign",

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.core.cluster import Shape, Worker
+from recycle.core.events.trace import Trace
 from recycle.core.layer_sums import LayerSums
 from recycle.planner.dead_placement import least_time_us, spread_failures
 from recycle.planner.failure_normalization import normalized_problem
@@ -17,7 +18,7 @@ from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
 from recycle.sim.model_layers import spread_layers
 from recycle.sim.policy import Members, MembershipChange
-from recycle.sim.shared_layer_choice import shared_layers_of_job
+from recycle.sim.shared_layer_choice import expected_dead, shared_layers_of_job
 from recycle.sim.systems.constants import Constants, RecycleConstants
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
@@ -112,6 +113,28 @@ def test_shared_layers_are_chosen_by_plans_and_left_out_where_they_do_not_fit(tm
     assert shared_layers_of_job(JOB, tmp_path) in (1, 2)
     tight = SimulatedJob.of("layers=4,hidden=4096,heads=32,sequence=512,vocabulary=1", "a100-80,memory=5GB", Shape(3, 4, 4))
     assert shared_layers_of_job(tight, tmp_path) == 0
+
+
+def test_the_dead_workers_to_expect_are_those_of_the_traces():
+    def trace(text):
+        nodes = "".join(f"0,add,node{number}\n" for number in range(6))
+        return Trace.parse(f"{nodes}{text}# end 60000")
+
+    assert expected_dead([trace("")], 6) == (0, 0, 0)
+    # Nobody for 20 s, one for 20 s, two for 20 s.
+    some = trace("20000,remove,node0\n40000,remove,node1\n")
+    assert expected_dead([some], 6) == (0, 1, 2)
+    assert expected_dead([some], 5) == (0, 0, 1)  # one node is a spare
+    assert expected_dead([some, trace("1,remove,node0\n"), trace("1,remove,node0\n")], 6) == (1, 1, 1)
+
+
+def test_layers_are_shared_for_the_dead_workers_of_the_trace(tmp_path):
+    periods = {
+        dead: [IterationTimes(JOB.problem(shared_layers=shared), tmp_path).exactly([dead])[0].period_us for shared in range(3)]
+        for dead in (0, 2)
+    }
+    for dead, found in periods.items():
+        assert shared_layers_of_job(JOB, tmp_path, (dead,)) == found.index(min(found))
 
 
 def test_recycle_with_cuts_is_faster_than_every_other_system_with_one_dead_worker(tmp_path):

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from numpy.random import PCG64, SeedSequence
@@ -114,11 +115,20 @@ def rack_trace(nodes: Sequence[str], rack_size: int, mtbf_us: int, end_us: int, 
     _refuse_size("rack", rack_size, len(nodes))
     _refuse_too_many(len(nodes), len(nodes) * end // (mtbf + rejoin), rejoin)
     changes: list[NodeChange] = []
-    for number, first in enumerate(range(0, len(nodes), rack_size)):
-        indices = range(first, min(first + rack_size, len(nodes)))
-        for at, leaves in _leaves_and_returns(_uniforms(seed, number), mtbf, end, rejoin):
-            changes += ((at, leaves, index) for index in indices)
+    for number, at, leaves in _rack_changes(-(-len(nodes) // rack_size), mtbf, end, seed, rejoin):
+        first = number * rack_size
+        changes += ((at, leaves, index) for index in range(first, min(first + rack_size, len(nodes))))
     return _trace(nodes, changes, end)
+
+
+@lru_cache(maxsize=64)
+def _rack_changes(num_racks: int, mtbf: int, end: int, seed: int, rejoin: int) -> tuple[tuple[int, int, bool], ...]:
+    """The number of each rack that leaves or returns, when, and whether it leaves; kept, because shapes share their failures."""
+    return tuple(
+        (number, at, leaves)
+        for number in range(num_racks)
+        for at, leaves in _leaves_and_returns(_uniforms(seed, number), mtbf, end, rejoin)
+    )
 
 
 @dataclass(frozen=True, slots=True)

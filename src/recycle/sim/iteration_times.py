@@ -22,6 +22,7 @@ from recycle.host.parallel_map import parallel_map
 from recycle.planner.dead_placement import spread_failures
 from recycle.planner.failure_normalization import Distribution, most_failures, most_promising_distribution, normalized_problem
 from recycle.planner.solve import solve, solve_normalized
+from recycle.sim.pipeline_groups import is_planned_in_groups, plan_groups
 
 FORMAT, VERSION = "recycle-timings", 1
 ONE_F_ONE_B = Techniques(adaptive=False, decoupled=False, staggered=False)
@@ -94,7 +95,7 @@ class IterationTimes:
         below, best = (self._known.get(f"count:{count}") for count in (low, high))
         if below is None or best is None:
             return [count for count in (low, high) if f"count:{count}" not in self._known]
-        while num_failures < high and best.period_us > below.period_us * (1 + TOLERANCE):
+        while num_failures < high and best.period_us > below.period_us * (1 + self._tolerance):
             middle = (low + high) // 2
             found = self._known.get(f"count:{middle}")
             if found is None:
@@ -104,6 +105,11 @@ class IterationTimes:
             else:
                 high, best = middle, min(found, best, key=lambda timing: timing.period_us)
         return best
+
+    @property
+    def _tolerance(self) -> float:
+        """Plans of groups are for a few more dead workers anyway, and take seconds."""
+        return 2 * TOLERANCE if is_planned_in_groups(self.problem, 0) else TOLERANCE
 
     def _get(self, keys: list[str]) -> list[IterationTime]:
         """The times of these keys: `count:N`, N failures where they hurt least, or `stages:0,1,..`, dead workers by stage.
@@ -152,16 +158,16 @@ def _stages_key(distribution: Distribution, slow: SlowPeers) -> str:
 def _plan(given: tuple[Problem, str]) -> IterationTime:
     problem, key = given
     kind, _, text = key.partition(":")
+    if kind == "count" and is_planned_in_groups(problem, int(text)):
+        grouped = plan_groups(problem, int(text), EFFORT)
+        return IterationTime(*grouped.times_us(), grouped.work_us, grouped.distribution)
     if kind == "stages":
         plan = solve(_problem_of(problem, text), "greedy", effort=EFFORT)
     elif problem.shared_layers:
         plan = min(_placed_plans(problem, int(text)), key=lambda plan: plan.period_us)
     else:
         plan = solve_normalized(problem, int(text), "greedy", effort=EFFORT)[0]
-    work = 0
-    for row in plan.rows:
-        work += plan.busy_us(row)
-    return IterationTime(plan.period_us, makespan_us(plan), work, plan.problem.cluster.num_failed)
+    return IterationTime(plan.period_us, makespan_us(plan), sum(map(plan.busy_us, plan.rows)), plan.problem.cluster.num_failed)
 
 
 def _problem_of(problem: Problem, text: str) -> Problem:

@@ -4,6 +4,7 @@ A system is given the live members and returns a `PolicyDecision`: the steady st
 work that is lost. `trace_simulation` keeps time and accounts. A system's own state, if any, is part of its decision.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -43,8 +44,14 @@ class Members:
 
 
 @lru_cache(maxsize=64)
+def places_of(shape: Shape) -> Mapping[Worker, Worker]:
+    """Every place of the cluster in order, always the same objects: sets of them are compared without looking inside."""
+    return {place: place for place in shape.workers()}
+
+
+@lru_cache(maxsize=64)
 def _all_workers(shape: Shape) -> frozenset[Worker]:
-    return frozenset(shape.workers())
+    return frozenset(places_of(shape))
 
 
 class ChangeKind(Enum):

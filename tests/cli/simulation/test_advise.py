@@ -96,6 +96,7 @@ def test_a_price_changes_no_simulation(cache: Path, monkeypatch: pytest.MonkeyPa
         ("--seeds 0", "the number of seeds is 0"),
         ("--days 0", "the number of days is 0"),
         ("--batch-tolerance 1", "the tolerance of the batch is 1"),
+        ("--memory-reserve 1", "the reserve of memory is 1"),
         ("--systems ideal", "ideal is no system that can be chosen"),
         ("--systems nobody", "'nobody' is not a system"),
         ("--gpu-price 0", "the price must be above 0"),

@@ -1,6 +1,7 @@
 """The advice: its first choice is the best of all choices, whatever was pruned, and it survives an interruption."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,11 +10,11 @@ from recycle.core.errors import UserError
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations as advise_evaluations
 from recycle.sim.advise.advice import advise
-from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, most_shared
+from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, job_of, most_shared
 from recycle.sim.advise.evaluations import simulate_choice
-from recycle.sim.advise.search import MARGIN
+from recycle.sim.advise.search import MARGIN, SearchLimits
 from recycle.sim.advise.upper_bounds import first_bound, refined_rate, shared_bound
-from recycle.sim.advise.verdict import FACTORS, FAILURES, changed
+from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, TIE, changed
 from tests.sim.advise.small_cluster import small_question
 
 QUESTION = small_question()
@@ -123,21 +124,75 @@ def test_a_damaged_cache_is_computed_again(folder, advice):
 
 
 def test_where_a_rival_wins_it_wins_in_a_simulation(advice, folder):
-    crossings = [one for one in advice.sensitivity.crossings if one.factor not in (None, 1)]
+    crossings = [one for one in advice.sensitivity.crossings if one.factor is not None]
+    assert crossings
     for one in crossings:
         beyond = one.factor * 1.3 if one.factor > 1 else one.factor / 1.3
         if not min(FACTORS[one.axis]) < beyond < max(FACTORS[one.axis]):
             continue
-        question = changed(QUESTION, one.axis, advice.first.choice.system, beyond)
-        first, rival = (simulate_choice(question, choice, folder).mean for choice in (advice.first.choice, one.rival))
-        assert rival >= first * (1 - MARGIN), one
+        first, rival = (
+            simulate_choice(changed(QUESTION, one.axis, advice.first.choice.system, beyond, choice.system), choice, folder).mean
+            for choice in (advice.first.choice, one.rival)
+        )
+        assert rival > first, one
 
 
 def test_a_rival_without_a_crossing_is_slower_at_every_factor(advice):
     for one in advice.sensitivity.crossings:
         curves = advice.sensitivity.curves[one.axis]
-        is_behind = [curves[one.rival][factor] < curves[advice.first.choice][factor] for factor in FACTORS[one.axis]]
-        assert (one.factor is None) == all(is_behind)
+        wins = [curves[one.rival][factor] > (1 + TIE) * curves[advice.first.choice][factor] for factor in FACTORS[one.axis]]
+        assert (one.factor is not None) == any(wins)
+
+
+def test_as_things_are_the_thresholds_have_the_numbers_of_the_verdict(advice):
+    means = {one.choice: one.runs.mean for one in advice.found.ranked}
+    for one in advice.sensitivity.crossings:
+        assert one.slower == pytest.approx(1 - means[one.rival] / advice.first.runs.mean)
+        assert one.is_tie == (means[one.rival] >= (1 - TIE) * advice.first.runs.mean)
+        assert advice.sensitivity.curves[one.axis][one.rival][1] == means[one.rival]
+
+
+def test_rivals_are_the_closest_alternative_the_own_system_with_spares_and_other_systems(advice):
+    rivals = list(dict.fromkeys(one.rival for one in advice.sensitivity.crossings))
+    first = advice.first.choice
+    assert rivals[0] == advice.alternatives[0].choice
+    own = advice.found.groups[first.system, not first.num_spare_servers].best
+    assert own.choice in rivals
+    assert len({rival.system for rival in rivals} - {first.system}) >= 2
+
+
+def test_a_pause_of_the_first_choice_changes_only_systems_with_the_same_pauses(advice):
+    longer = changed(QUESTION, PAUSES, "oobleck", 8, "oobleck-zb")
+    assert longer.constants.oobleck.reconfigure_us == 8 * QUESTION.constants.oobleck.reconfigure_us
+    assert changed(QUESTION, PAUSES, "oobleck", 8, "recycle") == QUESTION
+
+
+def test_more_failures_are_simulated_for_a_shorter_time_with_the_same_seeds():
+    often = changed(QUESTION, FAILURES, "recycle", 4, "recycle")
+    assert often.seeds == QUESTION.seeds
+    assert often.days * often.failures_per_day == pytest.approx(QUESTION.days * QUESTION.failures_per_day)
+    # Five repairs are longer than it takes for as many failures: then there are fewer seeds.
+    short = changed(small_question(days=1.0), FAILURES, "recycle", 16, "recycle")
+    assert (short.days, short.num_seeds) == (1.25, 2)
+    rare = changed(QUESTION, FAILURES, "recycle", 1 / 8, "recycle")
+    assert rare.days == QUESTION.days
+    long = changed(small_question(days=1.0), REPAIRS, "recycle", 8, "recycle")
+    assert long.days == 10  # five repairs of two days
+
+
+def test_with_few_simulations_every_system_that_runs_still_has_a_choice(advice, folder, monkeypatch):
+    monkeypatch.setattr(SearchLimits, "of", staticmethod(lambda num_gpus: SearchLimits(2, 1, 4)))
+    few = advise(QUESTION, folder, num_processes=1)
+    for name, group in advice.found.groups.items():
+        assert (few.found.groups[name].best is None) == (group.best is None), name
+    assert few.found.num_screened < advice.found.num_screened
+    assert few.first.runs.mean >= 0.99 * advice.first.runs.mean
+
+
+def test_a_large_cluster_is_searched_with_fewer_simulations_and_a_small_one_as_ever():
+    assert SearchLimits.of(64) == SearchLimits.of(1024) == SearchLimits(16, 16, 400)
+    assert SearchLimits.of(16_384) == SearchLimits(4, 2, 32)
+    assert SearchLimits.of(131_072) == SearchLimits(4, 2, 24)
 
 
 def test_the_same_servers_fail_at_the_same_times_in_every_shape():
@@ -155,7 +210,19 @@ def test_cuts_are_tried_only_where_their_plans_take_seconds():
 
 def test_more_failures_and_longer_pauses_make_the_first_choice_slower(advice, folder):
     rates = advice.sensitivity.curves[FAILURES][advice.first.choice]
-    assert rates[8] < rates[1] < rates[1 / 8]
+    assert rates[16] < rates[1] < rates[1 / 8]
+
+
+def test_no_choice_plans_with_memory_that_is_reserved():
+    half, whole = small_question(memory_reserve=0.5), small_question()
+    assert half.planned_gpu.memory_bytes == whole.gpu.memory_bytes // 2
+    choice = next(choice for choice in all_choices(whole) if choice.system == ELASTIC)
+    assert job_of(half, choice).problem().memory.limits[0] == half.planned_gpu.memory_bytes
+    assert half.digest != whole.digest
+    # A model that needs more than half of a GPU in every shape fits with all of it only.
+    needed = small_question(model="layers=1,hidden=12288,heads=96,sequence=512,vocabulary=1000", gpus_per_server=1, num_gpus=4)
+    assert any(all_choices(needed))
+    assert not any(all_choices(replace(needed, memory_reserve=0.6)))
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_what_to_do(tmp_path):

@@ -3,6 +3,7 @@
 from itertools import accumulate, combinations, combinations_with_replacement, pairwise, product
 from time import process_time
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -162,7 +163,8 @@ def test_the_batch_is_split_so_that_the_slowest_pipeline_is_fastest(pipelines, n
         max((number - 1) * latency - hidden for number, (latency, hidden) in zip(split, pipelines, strict=True) if number)
         for split in splits
     )
-    assert slowest_ns([(latency, 1, hidden) for latency, hidden in pipelines], num_microbatches) == best
+    latencies, hidden = (np.array([[*column]]) for column in zip(*pipelines, strict=True))
+    assert slowest_ns(latencies, np.ones_like(latencies), hidden, num_microbatches) == [best]
 
 
 def test_a_faster_pipeline_takes_more_of_the_batch():
@@ -194,7 +196,8 @@ def test_multisets_are_all_sums_of_sizes():
     wanted = {sizes for sizes in wanted if sum(sizes) == 12}
     found = list(multisets(12, range(2, 6), 12))
     assert {tuple(sorted(size for size, number in layout for _ in range(number))) for layout in found} == wanted
-    assert len(found) == len(wanted) == num_multisets(12, range(2, 6))
+    assert len(found) == len(wanted) == num_multisets(12, range(2, 6), len(wanted))
+    assert num_multisets(12, range(2, 6), len(wanted) - 1) > len(wanted) - 1
     assert {layout for layout in found if len(layout) <= 2} == set(of_two_sizes(12, range(2, 6)))
     few = [layout for layout in found if sum(number for _, number in layout) <= 3]
     assert set(multisets(12, range(2, 6), 3)) == set(few)

@@ -19,11 +19,14 @@ from recycle.planner.profiles.catalog import parse_gpu, parse_model
 from recycle.report.record.prices import cost_per_million, refuse_price
 from recycle.sim.advise.advice import Advice, advise
 from recycle.sim.advise.choices import NOT_TO_CHOOSE
-from recycle.sim.advise.question import ClusterQuestion
+from recycle.sim.advise.question import SCREENED_FAILURES, ClusterQuestion, screened_days
 from recycle.sim.advise.verdict import FAILURES
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, parse_systems
 
+DEFAULT_DAYS = 30.0
+# A CUDA context and the buffers of NCCL take some GiB of 80, and the allocator cannot use every gap.
+DEFAULT_RESERVE = 0.05
 NAMES = ("advice.md", "advice.json", "advice.png")
 _EXAMPLES = f"""\
 systems that can be chosen: {", ".join(name for name in SYSTEMS if name not in NOT_TO_CHOOSE)}
@@ -58,10 +61,13 @@ def add_advise_parser(subparsers: arguments.Subparsers) -> None:
     failures = parser.add_argument_group("failures")
     failures.add_argument("--mtbf", required=True, metavar="TIME", help="a server fails once in so long on average: 264d")
     failures.add_argument("--repair", required=True, metavar="TIME", help="a failed server is back after so long: 24h")
-    failures.add_argument("--days", type=float, default=30.0, metavar="D", help="how long is simulated (default: 30)")
+    about = f"how long is simulated (default: 30, or until {SCREENED_FAILURES} failures are expected if that is sooner)"
+    failures.add_argument("--days", type=float, metavar="D", help=about)
     failures.add_argument("--seeds", type=int, default=10, metavar="N", help="how often, with other failures (default: 10)")
     assumptions = parser.add_argument_group("assumptions")
     assumptions.add_argument("--systems", default="all", metavar="LIST", help="which may be chosen, separated by commas")
+    about = f"the share of a GPU's memory that is kept free, for what estimates do not know (default: {DEFAULT_RESERVE})"
+    assumptions.add_argument("--memory-reserve", type=float, default=DEFAULT_RESERVE, metavar="SHARE", help=about)
     arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
     about = "what a GPU costs an hour, spare or not: gives the cost of a million tokens"
@@ -107,11 +113,18 @@ def _question(args: argparse.Namespace) -> ClusterQuestion:
         constants.with_values(args.set),
         _systems(args.systems),
         args.gpus_per_server,
-        args.days,
+        _days(args) if args.days is None else args.days,
         args.seeds,
         args.batch_tolerance,
         args.context_parallel,
+        args.memory_reserve,
     )
+
+
+def _days(args: argparse.Namespace) -> float:
+    """In a large cluster a few days have failures enough."""
+    num_servers = max(1, args.gpus // max(1, args.gpus_per_server))
+    return min(DEFAULT_DAYS, screened_days(num_servers, parse_duration_us(args.mtbf), parse_duration_us(args.repair)))
 
 
 def _systems(text: str) -> tuple[str, ...]:

@@ -9,12 +9,9 @@ from recycle.report.record.tables import markdown
 from recycle.sim.advise.advice import Advice
 from recycle.sim.advise.choices import CUTS_BY_ITSELF, ELASTIC, SystemChoice
 from recycle.sim.advise.search import MARGIN, FoundChoice
-from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, Crossing, threshold_text
+from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, TIE, Crossing, threshold_text
 
 _AXIS_NAMES = {FAILURES: "failure rate", REPAIRS: "repair time", PAUSES: "pauses of the first choice"}
-
-# Two choices whose throughput differs by a smaller share are called a tie.
-_TIE = 0.002
 
 
 def title_of(advice: Advice) -> str:
@@ -72,7 +69,7 @@ def closeness(first: FoundChoice, second: FoundChoice) -> str:
     """Whether the order of the first two is certain: they saw the same failures, so that seeds are compared one by one."""
     wins = sum(one > two for one, two in zip(first.runs.rates, second.runs.rates, strict=True))
     faster = f"The first choice is faster in {wins} of {len(first.runs.rates)} seeds"
-    if second.runs.mean >= (1 - _TIE) * first.runs.mean:
+    if second.runs.mean >= (1 - TIE) * first.runs.mean:
         return f"{faster}, but take this for a tie: estimates of op times are not as exact as that."
     return f"{faster}."
 
@@ -161,18 +158,18 @@ def _threshold_rows(advice: Advice) -> list[list[str]]:
 
 
 def _threshold(advice: Advice, one: Crossing) -> str:
-    factors = FACTORS[one.axis]
+    factors, tie = FACTORS[one.axis], "a tie; " if one.is_tie else ""
     if one.factor is None:
-        return f"not between {min(factors):g} and {max(factors):g} times"
-    if one.factor == 1:
-        return "as fast already"
-    return "wins where " + threshold_text(one.axis, one.factor, advice.question, advice.first.choice.system, format_duration)
+        return f"{tie}does not win between {min(factors):g} and {max(factors):g} times"
+    return f"{tie}wins where " + threshold_text(
+        one.axis, one.factor, advice.question, advice.first.choice.system, format_duration
+    )
 
 
 def _threshold_notes() -> str:
     return (
-        "Found by simulating both choices over the same failures and bisecting. Each cell changes one quantity and keeps both "
-        "choices as they are. `slower by` is over the failures of this comparison."
+        "Found by simulating both choices with the seeds of the verdict and bisecting. Each cell changes one quantity and keeps "
+        f"both choices as they are. A rival wins where it is more than {TIE:.1%} faster; a smaller difference is a tie."
     )
 
 
@@ -191,6 +188,7 @@ def _assumptions(advice: Advice) -> list[str]:
         f"a step has {batch}",
         f"of {found.num_choices:,} choices that fit, {asked} and {len(found.ranked)} over all; {others}",
         "op times and memory are estimates (`recycle estimate`), pauses are constants (docs/simulator.md)",
+        f"{question.memory_reserve:.0%} of a GPU's memory are kept free, {format_bytes(question.planned_gpu.memory_bytes)} used",
         "the samples of a micro-batch are those of the model's text",
         "goodput is the throughput over the system's own fault-free throughput in the same shape",
     ]

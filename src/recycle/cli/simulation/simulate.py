@@ -26,6 +26,7 @@ from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
 from recycle.sim.campaign.spares import paid_workers
 from recycle.sim.job import SimulatedJob
+from recycle.sim.shared_layer_choice import expected_dead
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
 _EXAMPLES = f"""\
@@ -97,6 +98,7 @@ def run_simulate(args: argparse.Namespace) -> None:
         refuse_price(args.gpu_price)
     context = make_context(args)
     traces = [read_trace(argparse.Namespace(**{**vars(args), "seed": seed}), context.job) for seed in _seeds(args)]
+    context = replace(context, num_dead=expected_dead(traces, context.job.num_nodes))
     refuse_unwritable(args.plot, args.records / "record.jsonl" if args.records else None)
     if args.plot:
         refuse_other_suffix(args.plot, ".png")

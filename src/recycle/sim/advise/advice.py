@@ -86,7 +86,8 @@ class Advice:
 
 def _crossing_json(one: Crossing) -> dict[str, Any]:
     factor = None if one.factor is None else round(one.factor, 4)
-    return {"axis": one.axis, "rival": one.rival.to_json(), "factor": factor, "rival_is_slower_by": round(one.slower, 6)}
+    slower = round(one.slower, 6)
+    return {"axis": one.axis, "rival": one.rival.to_json(), "factor": factor, "rival_is_slower_by": slower, "is_tie": one.is_tie}
 
 
 def advise(
@@ -129,9 +130,15 @@ def _alternatives(ranked: Sequence[FoundChoice]) -> list[FoundChoice]:
 
 
 def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice]) -> list[SystemChoice]:
-    """The alternatives, and then the best of other systems, each once."""
-    rivals = [one.choice for one in alternatives]
-    known = {found.ranked[0].choice.system, *(choice.system for choice in rivals)}
+    """The closest alternative, the own system with spares (or without), and the best of other systems, each once.
+
+    Other shapes of a system react to failures like its best one, so that more of them would say little.
+    """
+    first = found.ranked[0].choice
+    own = found.groups.get((first.system, not first.num_spare_servers))
+    wanted = [*alternatives[:1], *([own.best] if own and own.best else [])]
+    rivals = list(dict.fromkeys(one.choice for one in wanted))
+    known = {first.system, *(choice.system for choice in rivals)}
     for one in found.ranked:
         if one.choice.system not in known and len(rivals) < _MOST_RIVALS:
             rivals.append(one.choice)

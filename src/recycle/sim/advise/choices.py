@@ -77,7 +77,7 @@ def is_planned(system: str) -> bool:
 
 def job_of(question: ClusterQuestion, choice: SystemChoice) -> SimulatedJob:
     degrees = {"tensor_parallel": choice.tensor_parallel, "context_parallel": question.context_parallel}
-    return SimulatedJob(question.model, question.gpu, choice.shape, **degrees)
+    return SimulatedJob(question.model, question.planned_gpu, choice.shape, **degrees)
 
 
 def workers_per_server(question: ClusterQuestion, tensor_parallel: int) -> int:
@@ -150,7 +150,7 @@ def _problem_fits(job: SimulatedJob, shared_layers: int) -> bool:
 def _fits(question: ClusterQuestion, num_stages: int, tensor_parallel: int, shared_layers: int = 0) -> bool:
     """Whether some schedule fits; memory does not depend on the number of pipelines."""
     degrees = {"tensor_parallel": tensor_parallel, "context_parallel": question.context_parallel}
-    return _problem_fits(SimulatedJob(question.model, question.gpu, Shape(1, num_stages, 1), **degrees), shared_layers)
+    return _problem_fits(SimulatedJob(question.model, question.planned_gpu, Shape(1, num_stages, 1), **degrees), shared_layers)
 
 
 def most_shared(question: ClusterQuestion, shape: Shape, tensor_parallel: int) -> int:

@@ -46,6 +46,8 @@ class ClusterQuestion:
         repair_us: How long a failed server is away.
         days, num_seeds: How long is simulated, and how often with other failures.
         context_parallel: Groups of a worker's GPUs that divide every sequence.
+        memory_reserve: The share of a GPU's memory that no choice may plan with: the CUDA context, buffers of communication and
+            fragmentation take it, which estimates do not know.
     """
 
     model: ModelSpec
@@ -61,6 +63,7 @@ class ClusterQuestion:
     num_seeds: int = 10
     batch_tolerance: float = 0.02
     context_parallel: int = 1
+    memory_reserve: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus_per_server <= 1024:
@@ -78,11 +81,18 @@ class ClusterQuestion:
             raise UserError(f"the number of days is {self.days}, but it must be above 0 and at most 3650")
         if not 0 <= self.batch_tolerance < 1:
             raise UserError(f"the tolerance of the batch is {self.batch_tolerance}, but it must be from 0 to below 1")
+        if not 0 <= self.memory_reserve < 1:
+            raise UserError(f"the reserve of memory is {self.memory_reserve}, but it must be a share from 0 to below 1")
         if not 1 <= self.context_parallel <= self.gpus_per_server:
             raise UserError(
                 f"the context-parallel degree is {self.context_parallel}, but a worker's GPUs are in one server of "
                 f"{self.gpus_per_server}"
             )
+
+    @property
+    def planned_gpu(self) -> GpuSpec:
+        """The GPU with the memory that a choice may plan with."""
+        return replace(self.gpu, memory_bytes=int(self.gpu.memory_bytes * (1 - self.memory_reserve)))
 
     @property
     def num_servers(self) -> int:
@@ -107,9 +117,18 @@ class ClusterQuestion:
 
     def screening(self) -> "ClusterQuestion":
         """The same question over about `SCREENED_FAILURES` failures a seed, for few seeds."""
-        enough_us = SCREENED_FAILURES * (self.mtbf_us + self.repair_us) // self.num_servers
-        length_us = min(_LONGEST_SCREENING_US, max(enough_us, SCREENED_REPAIRS * self.repair_us))
-        return replace(self, days=length_us / DAY_US, num_seeds=min(self.num_seeds, NUM_SCREENING_SEEDS))
+        days = screened_days(self.num_servers, self.mtbf_us, self.repair_us)
+        return replace(self, days=days, num_seeds=min(self.num_seeds, NUM_SCREENING_SEEDS))
+
+    def no_longer_than(self, other: "ClusterQuestion") -> "ClusterQuestion":
+        """The same, neither longer than `other` nor with more failures expected, but for some repairs and two seeds at least.
+
+        Where a seed has more failures than in `other`, because some repairs take so long, the first seeds are enough.
+        """
+        as_many_us = other.end_us * other.failures_per_day / self.failures_per_day
+        end_us = max(min(other.end_us, as_many_us), SCREENED_REPAIRS * self.repair_us)
+        num_seeds = round(other.num_seeds * min(1.0, as_many_us / end_us))
+        return replace(self, days=end_us / DAY_US, num_seeds=min(other.num_seeds, max(NUM_SCREENING_SEEDS, num_seeds)))
 
     def with_failures(self, factor: float) -> "ClusterQuestion":
         """The same, but servers fail `factor` times as often."""
@@ -165,6 +184,12 @@ class ClusterQuestion:
         nodes = (*names, *spares)
         trace = failure_traces.rack_trace(nodes, workers_per_server, self.mtbf_us, self.end_us, seed, self.repair_us)
         return with_spares(trace, len(names), spares)
+
+
+def screened_days(num_servers: int, mtbf_us: int, repair_us: int) -> float:
+    """The days in which so many servers are expected to have `SCREENED_FAILURES` failures, and some repairs at least."""
+    enough_us = SCREENED_FAILURES * (mtbf_us + repair_us) // num_servers
+    return min(_LONGEST_SCREENING_US, max(enough_us, SCREENED_REPAIRS * repair_us)) / DAY_US
 
 
 def to_plain(question: ClusterQuestion) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.advise.upper_bounds import BOUND_TO_SHAPE, Refined, expected_rate, first_bound
 
 MARGIN, FINAL_MARGIN = 0.002, 0.005
-MOST_SIMULATED, MOST_ASKED, MOST_FINALISTS = 16, 400, 8
+MOST_FINALISTS = 8
 # How many choices of a group are looked at in a round: a plan takes seconds, the step of another system milliseconds.
 # Few are simulated in a round, because each result may show that the next simulation is not needed.
-_PER_ROUND_OF_PLANS, _PER_ROUND, _SIMULATED_PER_ROUND = 4, 32, 2
+_PER_ROUND_OF_PLANS, _SIMULATED_PER_ROUND = 4, 2
 NUM_ALTERNATIVES = 3
 
 _GroupName = tuple[str, bool]
@@ -34,6 +34,33 @@ class FoundChoice:
     choice: SystemChoice
     runs: SimulatedRuns
     fault_free: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """How many choices of a group are simulated and asked at most, and how many are asked in a round.
+
+    A simulation and a step take time in proportion to the workers, so that there are fewer of them in a large cluster; fewest in
+    a group that has no choice among the best of all.
+    """
+
+    most_simulated: int
+    most_behind: int
+    most_asked: int
+
+    @staticmethod
+    def of(num_gpus: int) -> "SearchLimits":
+        most_simulated, most_asked = max(4, min(16, 65_536 // num_gpus)), max(24, min(400, 524_288 // num_gpus))
+        return SearchLimits(most_simulated, most_simulated if num_gpus <= 4096 else most_simulated // 2, most_asked)
+
+    @property
+    def most_in_vain(self) -> int:
+        """How many are asked at most if hardly any of them runs."""
+        return min(400, max(128, 4 * self.most_asked))
+
+    @property
+    def per_round(self) -> int:
+        return min(32, self.most_asked // 4)
 
 
 class _Stage(Enum):
@@ -57,7 +84,8 @@ class _OpenChoice:
 class _Group:
     """The choices of one system, with or without spares: those that are open, and what was simulated."""
 
-    open: dict[SystemChoice, _OpenChoice]
+    limits: SearchLimits
+    open: dict[SystemChoice, _OpenChoice] = field(default_factory=dict)
     fault_free: dict[SystemChoice, float] = field(default_factory=dict)
     simulated: dict[SystemChoice, float] = field(default_factory=dict)
     problem: str = ""
@@ -72,14 +100,26 @@ class _Group:
 
     def is_done(self, wanted: float) -> bool:
         """Whether no open choice can be the best of the group, or exceed `wanted`, or a limit is reached."""
-        return len(self.simulated) >= MOST_SIMULATED or len(self.fault_free) >= MOST_ASKED or not self.next_ones(wanted)
+        limits = self.limits
+        most_simulated = limits.most_simulated if self.most_left > wanted else limits.most_behind
+        return len(self.simulated) >= most_simulated or not self.next_ones(wanted)
 
     def next_ones(self, wanted: float) -> list[SystemChoice]:
-        """The most promising open choices; of equal promise those that have been looked at most closely."""
+        """The most promising open choices; of equal promise those that have been looked at most closely.
+
+        When enough have been asked, only these are simulated. Before anything is simulated, the best that was asked is, too: its
+        result shows which bounds are too low.
+        """
         least = min(self.best, wanted) * (1 + MARGIN)
-        may_win = [choice for choice, one in self.open.items() if one.most > least]
+        num_running = sum(rate > 0 for rate in self.fault_free.values())
+        has_asked_all = num_running >= self.limits.most_asked or len(self.fault_free) >= self.limits.most_in_vain
+        may_win = [
+            choice for choice, one in self.open.items() if one.most > least and (one.stage is _Stage.ASKED or not has_asked_all)
+        ]
         ranked = sorted(may_win, key=lambda choice: (-self.open[choice].expected, -self.open[choice].stage.value, choice.key))
-        looked_at = ranked[: _PER_ROUND_OF_PLANS if ranked and is_planned(ranked[0].system) else _PER_ROUND]
+        looked_at = ranked[: _PER_ROUND_OF_PLANS if ranked and is_planned(ranked[0].system) else self.limits.per_round]
+        if not self.simulated:
+            looked_at += [choice for choice in ranked if choice not in looked_at and self.open[choice].stage is _Stage.ASKED][:1]
         asked = [choice for choice in looked_at if self.open[choice].stage is _Stage.ASKED]
         return [choice for choice in looked_at if choice not in asked[_SIMULATED_PER_ROUND:]]
 
@@ -138,12 +178,13 @@ def _worst_shown(groups: Mapping[_GroupName, _Group]) -> float:
 def _bounded_groups(screen: ClusterQuestion, choices: Sequence[SystemChoice], known: Evaluations) -> dict[_GroupName, _Group]:
     known.report(f"bounding {len(choices)} choices")
     groups: dict[_GroupName, _Group] = {}
+    limits = SearchLimits.of(screen.num_gpus)
     for choice in sorted(choices, key=lambda choice: (choice.group, choice.key)):
         most = expected = first_bound(screen, choice)
         if is_planned(choice.system) and choice.system.startswith(BOUND_TO_SHAPE):
             expected = min(most, expected_rate(screen, choice))
         stage = _Stage.BOUNDED if choice.shared_layers else _Stage.PROVEN
-        groups.setdefault(choice.group, _Group({})).open[choice] = _OpenChoice(most, expected, stage)
+        groups.setdefault(choice.group, _Group(limits)).open[choice] = _OpenChoice(most, expected, stage)
     return groups
 
 

@@ -20,6 +20,7 @@ from recycle.sim.campaign.spares import spare_names, with_spares
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
+from recycle.sim.shared_layer_choice import expected_dead
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 
@@ -45,7 +46,8 @@ class Case:
         if folder is None:
             return None
         job, constants = asdict(self.context.job), asdict(self.context.constants)
-        given = [source_digest(), self.system, job, constants, self.context.shared_layers, repr(self.trace)]
+        shared = self.context.shared_layers, self.context.num_dead
+        given = [source_digest(), self.system, job, constants, shared, repr(self.trace)]
         text = json.dumps(given, sort_keys=True)
         return folder / f"simulation-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
@@ -67,7 +69,8 @@ def simulate(
         systems: Names of systems, separated by commas, or `all`; `recycle simulate --help` lists them.
         constants: Pauses and checkpoint costs of all systems; the default depends on the size of the model.
         folder: Where plans and records are cached; nothing is cached without it.
-        shared_layers: How many layers neighbouring stages of ReCycle share; by default the best of 0 to 2 by its plans.
+        shared_layers: How many layers neighbouring stages of ReCycle share; by default the best of 0 to 2 by plans for as many
+            dead workers as the trace has.
         spares: Workers beside those of the trace that wait, and take the places of failed ones when they are ready.
 
     Returns:
@@ -87,9 +90,10 @@ def simulate(
         True
     """
     constants = constants or Constants.for_model(job.model.num_parameters)
-    context = SystemContext(job, constants, folder, shared_layers=shared_layers)
     names = parse_systems(systems)
     trace = with_spares(trace, job.num_nodes, spare_names(spares))
+    num_dead = expected_dead([trace], job.num_nodes)
+    context = SystemContext(job, constants, folder, shared_layers=shared_layers, num_dead=num_dead)
     return dict(zip(names, run_cases([Case(name, context, trace) for name in names]), strict=True))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Slowdown, Trace
-from recycle.sim.policy import ChangeKind, Members, MembershipChange
+from recycle.sim.policy import ChangeKind, Members, MembershipChange, places_of
 
 
 class Placement:
@@ -14,7 +14,8 @@ class Placement:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._free = dict.fromkeys(shape.workers())  # a dict keeps the order in which places became empty
+        self._places = places_of(shape)
+        self._free = dict.fromkeys(self._places)  # a dict keeps the order in which places became empty
         self._place_of: dict[str, Worker] = {}
         # The places with a node. Sets are made from sets: hashing every worker at every change would take most of the time.
         self._live: frozenset[Worker] = frozenset()
@@ -40,7 +41,7 @@ class Placement:
         before, self._filled = self._live, []
         joiners = list(joining)
         emptied = [place for node in leaving if (place := self._leave(node)) is not None]
-        named = [node for node in joiners if self._own_place(node) in self._free]
+        named = dict.fromkeys(node for node in joiners if self._own_place(node) in self._free)
         for node in [*named, *(node for node in joiners if node not in named)]:
             self._place_node(node)
         while self._free and self._spare:
@@ -67,7 +68,7 @@ class Placement:
     def _place_node(self, node: str) -> None:
         self._spare.pop(node, None)
         own = self._own_place(node)
-        place = own if own in self._free else next(iter(self._free), None)
+        place = self._places[own] if own is not None and own in self._free else next(iter(self._free), None)
         if place is None:
             self._spare[node] = None
             return

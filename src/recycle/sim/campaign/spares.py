@@ -31,7 +31,8 @@ def with_spares(trace: Trace, num_places: int, spares: Sequence[str]) -> Trace:
     if not spares:
         return trace
     present, known = frozenset(trace.initial), {change.node for change in trace.changes}
-    others = [node for node in trace.initial if node not in set(spares)]
+    given = set(spares)
+    others = [node for node in trace.initial if node not in given]
     waiting = {node: None for node in (*others[num_places:], *spares) if node in present or node not in known}
     pool = _Pool(set(others[:num_places]), waiting, num_places)
     changes = [Change(0, True, node) for node in others[:num_places]]

@@ -14,6 +14,7 @@ Assumptions, in favour of ElasWave:
 - Dead workers stay where they fell: workers that change stage are not published.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,5 +93,5 @@ class ElasWave:
 
 def live_counts_of(members: Members) -> tuple[int, ...]:
     """The number of live workers of each stage."""
-    held = [worker.stage for worker in members.live]
-    return tuple(held.count(stage) for stage in range(members.shape.num_stages))
+    held = Counter(worker.stage for worker in members.live)
+    return tuple(held[stage] for stage in range(members.shape.num_stages))

@@ -17,6 +17,7 @@ Assumptions, in favour of Odyssey:
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from recycle.sim.job import SimulatedJob
@@ -26,6 +27,9 @@ from recycle.sim.systems.constants import OdysseyConstants
 from recycle.sim.systems.elaswave import live_counts_of
 from recycle.sim.systems.oobleck.instances import best_sizes, layout_iteration_us
 from recycle.sim.systems.varuna import layout_of
+
+# Every change asks for all depths, and most have as many pipelines as before.
+_known_layout = lru_cache(maxsize=65536)(layout_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class Odyssey:
             found.append(Way("re-routing", rerouting_estimate_us(self.job, counts), rerouted_us(self.job, counts), back_us))
         num_nodes = min(members.num_live, self.job.num_nodes)
         for depth in range(1, min(self.job.model.num_layers, num_nodes) + 1):
-            layout = layout_of(self.job, depth, num_nodes // depth)
+            layout = _known_layout(self.job, depth, num_nodes // depth)
             if layout is not None:
                 name = f"{layout.num_pipelines} pipelines of {depth}"
                 found.append(Way(name, layout.step_us, layout.step_us, 0 if name == before else copy_us))

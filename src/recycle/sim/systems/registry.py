@@ -31,7 +31,7 @@ class SystemContext:
     """The job, the constants of all systems, the cache folder, and the expected time between two failures.
 
     Systems with checkpoints set their interval by `mtbf_us`. `shared_layers` is how many layers neighbouring stages of ReCycle
-    share; None chooses.
+    share; None chooses by plans for `num_dead` workers, which are those of a trace if one is known.
     """
 
     job: SimulatedJob
@@ -39,6 +39,7 @@ class SystemContext:
     folder: Path | None = None
     mtbf_us: int = DAY_US
     shared_layers: int | None = None
+    num_dead: tuple[int, ...] = ()
 
     @property
     def baseline(self) -> IterationTime:
@@ -60,7 +61,9 @@ class SystemContext:
     @property
     def num_shared(self) -> int:
         """The given or chosen number of shared layers."""
-        return shared_layers_of_job(self.job, self.folder) if self.shared_layers is None else self.shared_layers
+        if self.shared_layers is not None:
+            return self.shared_layers
+        return shared_layers_of_job(self.job, self.folder, self.num_dead)
 
     @property
     def cut_timings(self) -> IterationTimes:

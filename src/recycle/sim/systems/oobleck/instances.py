@@ -26,6 +26,7 @@ from recycle.sim.systems.oobleck.multisets import MOST_LAYOUTS, Counts, as_sizes
 from recycle.sim.systems.oobleck.templates import Template, fewest_nodes, latency_ns, template_sizes, templates, tolerated_faults
 
 _NUM_STARTS = 16
+_FIRST_TRIED = 32  # layouts whose times are computed at once, then twice as many, and so on
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ class Instances:
         return range(self.templates[0].num_nodes, self.templates[-1].num_nodes + 1) if self.templates else range(0)
 
     def iteration_us(self, sizes: Iterable[int]) -> float:
-        layout = tuple(Counter(sizes).items())
-        after_us = float(self._after_us(self._matrix([layout]))[0])
-        return (self.costs.chain_ns + self._slowest_ns(layout)) / 1000 + after_us
+        matrix = self._matrix([tuple(Counter(sizes).items())])
+        slowest_ns, after_us = self._slowest_ns(matrix)[0], self._after_us(matrix)[0]
+        return float((self.costs.chain_ns + slowest_ns) / 1000 + after_us)
 
     def best(self, num_nodes: int, most_layouts: int = MOST_LAYOUTS) -> tuple[int, ...]:
         """The sizes of the pipelines with the shortest iteration on `num_nodes`, or on as many of them as templates can fill.
@@ -78,9 +79,33 @@ class Instances:
         num_wanted = min(self.num_wanted, usable // self.sizes[0])
         layouts = [layout for layout in layouts if num_pipelines(layout) >= num_wanted]
         if not are_all:
-            starts = [self._fastest(layouts), *islice(self._promising(layouts), _NUM_STARTS)]
-            layouts = [self._improved(start) for start in starts]
+            starts = islice(self._promising(layouts), _NUM_STARTS)
+            layouts = [self._improved(self._fastest(layouts))]
+            for start in starts:
+                if self._may_beat(layouts, usable, num_pipelines(start)):
+                    layouts.append(self._improved(start))
         return as_sizes(self._fastest(layouts))
+
+    def _may_beat(self, layouts: Sequence[Counts], num_nodes: int, number: int) -> bool:
+        """Whether a layout of so many pipelines on all nodes could be faster than all of `layouts`.
+
+        In the time of the fastest of them every template runs a known number of micro-batches. The most that `number` pipelines
+        run with real numbers of each template lies on a line between two sizes, one at most and one at least the mean size.
+        """
+        fastest = self._matrix([self._fastest(layouts)])
+        latencies = np.array([template.slowest_ns for template in self.templates])
+        hidden = np.array([template.hidden_ns for template in self.templates])
+        sizes, mean_size = np.array(self.sizes), num_nodes / number
+        small, big = sizes <= mean_size, sizes >= mean_size
+        # Some pipeline has at most the mean size, so that the biggest stage has at least the gradients of one of these.
+        least_bytes = np.array([template.gradient_bytes for template in self.templates])[small].min()
+        after_us = self.costs.after_us(np.array([number]), np.array([least_bytes]))[0]
+        limit_ns = int(self._slowest_ns(fastest)[0] + 1000 * (self._after_us(fastest)[0] - after_us)) + 1
+        runs = np.maximum(0, (limit_ns + hidden) // latencies + 1)
+        gaps = np.maximum(1, sizes[big][None, :] - sizes[small][:, None])
+        slopes = (runs[big][None, :] - runs[small][:, None]) / gaps
+        most = runs[small] + (mean_size - sizes[small]) * slopes.max(axis=1)
+        return bool(number * most.max() >= self.costs.num_microbatches)
 
     def usable(self, num_nodes: int) -> int:
         """The most nodes that pipelines can use: p pipelines use any number from p times the fewest to p times the most."""
@@ -109,12 +134,18 @@ class Instances:
         matrix = self._matrix(layouts)
         bounds_us, after_us = self._bounds_us(matrix), self._after_us(matrix)
         best_us, best = float("inf"), layouts[0]
-        for index in np.argsort(bounds_us, kind="stable"):
-            if bounds_us[index] >= best_us:
+        order = np.argsort(bounds_us, kind="stable")
+        start, end = 0, _FIRST_TRIED
+        while start < len(order):
+            tried = order[start:end]
+            tried = tried[bounds_us[tried] < best_us]
+            if not len(tried):
                 break
-            time_us = self._slowest_ns(layouts[index]) / 1000 + after_us[index]
-            if time_us < best_us:
-                best_us, best = time_us, layouts[index]
+            times_us = self._slowest_ns(matrix[tried]) / 1000 + after_us[tried]
+            fastest = int(np.argmin(times_us))
+            if times_us[fastest] < best_us:
+                best_us, best = float(times_us[fastest]), layouts[tried[fastest]]
+            start, end = end, 3 * end
         return best
 
     def _matrix(self, layouts: Sequence[Counts]) -> NDArray[np.int64]:
@@ -146,26 +177,32 @@ class Instances:
         gradient_bytes = np.array([template.gradient_bytes for template in self.templates])
         return self.costs.after_us(matrix.sum(axis=1), np.where(matrix > 0, gradient_bytes, 0).max(axis=1))
 
-    def _slowest_ns(self, layout: Counts) -> int:
-        fewest = self.sizes[0]
-        chosen = [(self.templates[size - fewest], number) for size, number in layout]
-        pipelines = [(template.slowest_ns, number, template.hidden_ns) for template, number in chosen]
-        return slowest_ns(pipelines, self.costs.num_microbatches)
+    def _slowest_ns(self, matrix: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`slowest_ns` of every row; a layout has few sizes, so that its other columns are left out."""
+        most_sizes = int((matrix > 0).sum(axis=1).max())
+        chosen = np.argsort(matrix == 0, axis=1, kind="stable")[:, :most_sizes]
+        latencies = np.array([template.slowest_ns for template in self.templates])[chosen]
+        hidden = np.array([template.hidden_ns for template in self.templates])[chosen]
+        return slowest_ns(latencies, np.take_along_axis(matrix, chosen, axis=1), hidden, self.costs.num_microbatches)
 
 
-def slowest_ns(pipelines: Sequence[tuple[int, int, int]], num_microbatches: int) -> int:
-    """The time of the slowest pipeline beyond one micro-batch by 1F1B, if the batch is split optimally.
+def slowest_ns(
+    latencies: NDArray[np.int64], numbers: NDArray[np.int64], hidden: NDArray[np.int64], num_microbatches: int
+) -> NDArray[np.int64]:
+    """The time of the slowest pipeline of each layout beyond one micro-batch by 1F1B, if the batch is split optimally.
 
-    `pipelines` have the latency of the slowest stage, the number of pipelines with it, and the time that their schedule hides.
-    In a time x such a pipeline runs (x + hidden) // latency + 1 micro-batches, but none if x + hidden is below 0. A split in
-    which no pipeline takes longer than x exists if and only if these sum up to the batch, so that the least such x is optimal.
+    A layout is a row; its columns have the latency of the slowest stage, the number of pipelines with it (maybe 0), and the time
+    that their schedule hides. In a time x such a pipeline runs (x + hidden) // latency + 1 micro-batches, but none if x + hidden
+    is below 0. A split in which no pipeline takes longer than x exists if and only if these sum up to the batch, so that the
+    least such x is optimal.
     """
-    rate = sum(number / latency for latency, number, _ in pipelines)
-    low, high = -max(hidden for _, _, hidden in pipelines) - 1, int(num_microbatches / rate) + 1
-    while high - low > 1:
+    low: NDArray[np.int64] = -np.where(numbers > 0, hidden, 0).max(axis=1) - 1
+    high: NDArray[np.int64] = (num_microbatches / (numbers / latencies).sum(axis=1)).astype(np.int64) + 1
+    while (high - low > 1).any():
         middle = (low + high) // 2
-        found = sum(number * max(0, (middle + hidden) // latency + 1) for latency, number, hidden in pipelines)
-        low, high = (low, middle) if found >= num_microbatches else (middle, high)
+        found = (numbers * np.maximum(0, (middle[:, None] + hidden) // latencies + 1)).sum(axis=1)
+        enough = found >= num_microbatches
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return high
 
 

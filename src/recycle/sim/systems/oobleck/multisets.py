@@ -16,14 +16,17 @@ Counts = tuple[tuple[int, int], ...]  # (size, number of pipelines of this size)
 
 def candidates(total: int, sizes: range, most_layouts: int = MOST_LAYOUTS) -> tuple[list[Counts], bool]:
     """Return the layouts to compare, and whether these are all layouts."""
-    if num_multisets(total, sizes) <= most_layouts:
+    if num_multisets(total, sizes, most_layouts) <= most_layouts:
         return list(multisets(total, sizes, total)), True
     return [*of_two_sizes(total, sizes), *multisets(total, sizes, FEW)], False
 
 
-def num_multisets(total: int, sizes: range) -> int:
+def num_multisets(total: int, sizes: range, enough: int | None = None) -> int:
+    """The number of multisets with this total; with `enough`, some number above that if there are more."""
     ways = [1] + [0] * total
     for size in sizes:
+        if enough is not None and ways[total] > enough:
+            break
         for reached in range(size, total + 1):
             ways[reached] += ways[reached - size]
     return ways[total]
