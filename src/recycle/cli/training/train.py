@@ -11,9 +11,9 @@ from threading import Timer
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
+from recycle.cli.live.event_text import format_loss, format_rate
 from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.run_state import format_loss, format_rate
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import TrainingJobFactory

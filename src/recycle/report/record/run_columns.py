@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +132,7 @@ class _Reader:
 
     def add(self, event: Event) -> None:
         if not isinstance(event, OpRan):
-            _refuse_unsound(event)
+            refuse_unsound(event)
             if isinstance(event, Started):
                 self._begin_ops()  # the run was resumed by another plan, with which its later ops are compared
             self.others.setdefault(type(event), []).append(event)
@@ -146,7 +146,7 @@ class _Reader:
             for column, value in zip(self.columns, values, strict=True):
                 column.append(value)
         except (TypeError, OverflowError):
-            _refuse_unsound(event)
+            refuse_unsound(event)
             raise
 
     def _begin_ops(self) -> None:
@@ -164,7 +164,7 @@ class _Reader:
         return made
 
 
-def _refuse_unsound(event: Event) -> None:
+def refuse_unsound(event: Event) -> None:
     """Raise if a value has the wrong type: a record is a text file that may have been edited."""
     for field in fields(event):
         value = getattr(event, field.name)
@@ -174,7 +174,7 @@ def _refuse_unsound(event: Event) -> None:
 
 def _is_sound(value: object, kind: Any) -> bool:
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+        return isinstance(value, tuple) and all(isinstance(one, get_args(kind)[0]) for one in value)
     known = int | float | None if kind == float | None else kind
     return isinstance(value, known) and not (isinstance(value, int) and abs(value) >= 2**62)
 
