@@ -38,7 +38,8 @@ class RunColumns:
 class RunReader:
     """A run so far. `read` takes in what was added to its record; views are made of the attributes.
 
-    `line_starts` has the position of every line that is not about ops. `problems` are sentences about damaged or missing lines.
+    `line_starts` has the position of every line that is not about ops, and `recovery_lines` which of them are
+    recoveries. `problems` are sentences about damaged or missing lines.
     `version` grows with every line, and begins again with every `generation`.
     """
 
@@ -61,7 +62,7 @@ class RunReader:
         self.warned: list[Warned] = []
         self.saved: list[Saved] = []
         self.suspected: dict[str, str] = {}
-        self.line_starts = array("q")
+        self.line_starts, self.recovery_lines = array("q"), array("q")
         self.op_ranges = OpRanges()
         self.plan_problem = ""
         self.state = self._first_state()
@@ -149,13 +150,10 @@ class RunReader:
             case Stepped():
                 self._add_step(event, before)
             case Spell():
-                self.spells.append(event)
-                rate = samples_per_s(event)
-                self.columns.spell_end_us.append(event.end_us)
-                self.columns.spell_rate.append(0.0 if rate is None else rate)
-                self.columns.spell_live.append(event.num_live)
+                self._add_spell(event)
             case Recovered():
                 self.recoveries.append(event)
+                self.recovery_lines.append(len(self.line_starts) - 1)
                 self.progress.append(event)
             case Changed():
                 self.changes.append(event)
@@ -166,6 +164,15 @@ class RunReader:
                 self.warned.append(event)
             case Saved():
                 self.saved.append(event)
+
+    def _add_spell(self, spell: Spell) -> None:
+        """Add the end of a spell, and of the first one its start too: a value holds from the end of the spell before."""
+        rate = samples_per_s(spell)
+        for at_us in (spell.end_us,) if self.spells else (spell.start_us, spell.end_us):
+            self.columns.spell_end_us.append(at_us)
+            self.columns.spell_rate.append(0.0 if rate is None else rate)
+            self.columns.spell_live.append(spell.num_live)
+        self.spells.append(spell)
 
     def _add_step(self, step: Stepped, before: Stepped | None) -> None:
         took_us, columns = iteration_us(before, step), self.columns

@@ -18,6 +18,7 @@ MOST_EVENTS = 500
 # A search that finds little ends after so many lines; the page can ask for more.
 _MOST_SCANNED = 50_000
 _MOST_TRACED = 300_000
+_MOST_OF_RECOVERY = 200
 _COLUMNS = ("at_us", "end_us", "event", "worker", "iteration", "details")
 _WHO = ("node", "worker", "link")
 
@@ -39,6 +40,22 @@ def find_events(run: RunReader, text: str, kind: str, before: int | None, limit:
             ):
                 found.append({"number": number, **event})
     return {"events": found, "next": number or None, "total": len(run.line_starts)}
+
+
+def events_of_recovery(run: RunReader, number: int) -> dict[str, Any]:
+    """Return the events that led to a recovery and happened in it, in order."""
+    if not 0 <= number < len(run.recoveries):
+        raise UserError(f"there is no recovery {number}: there are {len(run.recoveries)}")
+    one, last = run.recoveries[number], run.recovery_lines[number]
+    with run.record.open("rb") as stream:
+        events = [_read_event(stream, start) for start in run.line_starts[max(0, last - _MOST_OF_RECOVERY) : last]]
+    times_us = (one.at_us - one.redo_us, one.end_us)
+    return {"events": [event for event in events if event.get("event") != "step" and _lies_in(event, times_us)]}
+
+
+def _lies_in(event: dict[str, Any], times_us: tuple[int, int]) -> bool:
+    at_us = event.get("at_us", event.get("start_us"))
+    return isinstance(at_us, int) and times_us[0] <= at_us <= times_us[1]
 
 
 def _read_event(stream: io.BufferedReader, start: int) -> dict[str, Any]:

@@ -90,6 +90,9 @@ class IterationOps:
             "slowdown": self.slowdown,
             "num_ops": sum(len(ops) for ops in self.by_worker.values()),
             "num_in_vain": sum(op.is_in_vain for ops in self.by_worker.values() for op in ops),
+            "vain_from_us": min(
+                (op.start_us - first for ops in self.by_worker.values() for op in ops if op.is_in_vain), default=0
+            ),
             "critical": [f"{worker} {op}" for worker, op in self.critical],
             "plan_problem": self.plan_problem,
         }

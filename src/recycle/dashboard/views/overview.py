@@ -21,6 +21,7 @@ _CONFIG = "config.toml"
 _NUM_BINS = 600
 _MOST_NODES = 5000
 _MOST_POINTS = 200
+_MOST_CHANGES = 400
 
 
 def overview(run: RunReader) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "shape": _shape(run),
         "series": series(run, None),
         "shares": spent_time(run),
+        "changes": [] if run.recoveries else [[one.at_us / 1e6, one.node, one.joins] for one in run.changes[-_MOST_CHANGES:]],
         "recoveries": [recovery(number, one) for number, one in enumerate(run.recoveries)],
         "iterations": run.op_ranges.bounds,
         "paints": {

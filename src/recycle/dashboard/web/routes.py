@@ -21,7 +21,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.live_injection import LIVE_ACTIONS
 from recycle.core.release import RELEASE
 from recycle.dashboard.views.campaigns import campaign
-from recycle.dashboard.views.event_list import events_as_csv, find_events, trace_for_perfetto
+from recycle.dashboard.views.event_list import events_as_csv, events_of_recovery, find_events, trace_for_perfetto
 from recycle.dashboard.views.overview import overview, series
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource, read_workers, what_if
@@ -56,6 +56,7 @@ class PageServer:
             Route("/api/run/series", answers.series),
             Route("/api/run/iteration", answers.iteration),
             Route("/api/run/events", answers.events),
+            Route("/api/run/recovery", answers.recovery),
             Route("/api/run/download", answers.download),
             Route("/api/run/what-if", answers.what_if),
             Route("/api/run/inject", answers.inject, methods=["POST"]),
@@ -153,6 +154,11 @@ class _Answers:
         )
         async with self._runs.opened(self._id(request)) as run:
             return _json(request, await asyncio.to_thread(find_events, run, *asked))
+
+    async def recovery(self, request: Request) -> Response:
+        number = _number(request, "number", 0)
+        async with self._runs.opened(self._id(request)) as run:
+            return _json(request, await asyncio.to_thread(events_of_recovery, run, number))
 
     async def download(self, request: Request) -> Response:
         form, run_id = request.query_params.get("form", "json"), self._id(request)
