@@ -38,6 +38,12 @@ def test_live_peers_share_the_micro_batches_and_the_busiest_counts() -> None:
     assert bound_us(3, 1, 1, fail="W1_0", costs=(2, 3, 4)) == 2 * 9
 
 
+def test_live_workers_share_whole_layers_and_the_busiest_counts() -> None:
+    # Eight layers of 16 micro-batches on three workers: one of them computes 43 layers at least, of 32 µs each.
+    problem = recycle.problem(2, 2, 8, fail="W1_0", costs=(40, 52, 36), layers=8, shared_layers=2)
+    assert 43 * 32 <= lower_bound(problem) <= recycle.solve(problem, effort=1_000_000).period_us
+
+
 def test_the_first_stage_idles_until_its_first_gradient_is_back() -> None:
     # F0 F1 I1 I0 W0: stage 0 is busy for three slots of the five.
     assert bound_us(1, 2, 1, costs=(1, 1, 1)) == 5

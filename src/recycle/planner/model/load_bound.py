@@ -21,6 +21,7 @@ from recycle.planner.model.load_split import WorkLine, fits, layer_work
 
 Floats = npt.NDArray[np.float64]
 _NEVER = -(10**15)
+_ROUNDING_US = 1e-6  # what floating-point numbers may take off a limit that is a whole multiple of the grain
 _HELD = ("activation_bytes", "weight_held_bytes")
 
 
@@ -36,6 +37,7 @@ class _Limits:
         afters_us: The W's that memory lets be outstanding when an I ends.
         area: Work for each microsecond with full memory.
         not_forward, not_after, neither: The least share of a chain's work that is no F, that is no W, and that is neither.
+        grain_us: The work of whole layers is a multiple of it.
     """
 
     own_us: float
@@ -47,6 +49,7 @@ class _Limits:
     not_forward: float
     not_after: float
     neither: float
+    grain_us: int
 
     def work(self, speed: float, period_us: float) -> float:
         """The most work of a worker. If it runs any chain at all, then each of these limits holds."""
@@ -66,7 +69,7 @@ class _Limits:
             _over(between, self.neither),
             self.area * (period_us - self.own_us),
         )
-        return max(0.0, min(limits))
+        return max(0.0, (min(limits) + _ROUNDING_US) // self.grain_us * self.grain_us)
 
 
 def _over(time_us: float, share: float) -> float:
@@ -162,6 +165,7 @@ class LoadBound:
             afters,
             area,
             *(1 - float((part / whole).max()) for part in (forward, after, forward + after)),
+            math.gcd(*_steps(layer_work(self.problem, self.bounds[-1]))[self.lows[stage] : self.highs[stage + 1]]) or 1,
         )
 
     def _ranges(self, stage: int) -> Ints:
