@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recycle.cli.arguments import Subparsers, add_command
+from recycle.cli.live.page_process import DEFAULT_PORT
 from recycle.cli.machines.endpoint_flags import read_token
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train_config import parse_config
@@ -21,7 +22,6 @@ from recycle.planner.live_planner import Planner
 if TYPE_CHECKING:
     from recycle.dashboard.web.injection import Injector
 
-PORT = 8265
 _DESCRIPTION = """\
 Serve a page about runs: workers, loss and throughput, iterations beside their plans, recoveries, events, results of campaigns. It
 reads the folders that 'recycle train --out' and 'recycle coordinator --out' write, while they grow and afterwards, and records of
@@ -42,7 +42,9 @@ def add_dashboard_parser(subparsers: Subparsers) -> None:
     summary = "a page in the browser about runs, live and afterwards"
     parser = add_command(subparsers, "dashboard", run_dashboard, summary, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("path", type=Path, metavar="FOLDER", help="a folder with runs, the folder of a run, or a record")
-    parser.add_argument("--port", type=int, default=PORT, metavar="PORT", help=f"where it listens; 0 is any free port ({PORT})")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, metavar="PORT", help=f"where it listens; 0 is any free port ({DEFAULT_PORT})"
+    )
     about = "the address on which it listens; 0.0.0.0 is every one of this machine (127.0.0.1)"
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=about)
     about = "what a browser must know to read the page; made if there is no such file (only with --host: a new one each time)"

@@ -14,6 +14,7 @@ from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.event_text import format_loss, format_rate
 from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.live_view import LiveView
+from recycle.cli.live.page_process import add_page_arguments, served_page
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import TrainingJobFactory
@@ -52,6 +53,8 @@ examples:
     recycle train train.py --steps 100 --kill W1_1@5 --out runs/mine
   neighbouring stages share layers, as many as memory allows and one dead worker needs: a death shifts the cuts
     recycle train --pipelines 3 --stages 4 --layers 16 --steps 20 --exact --shared-layers auto --kill W1_2@8
+  a page in the browser, on which a click kills a worker
+    recycle train --pipelines 3 --stages 4 --steps 200 --out runs/c --dashboard --allow-injection
   a file, and what differs from it
     recycle train runs/a/config.toml --model.width 128 --out runs/b
 
@@ -72,6 +75,7 @@ def add_train_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    add_page_arguments(parser, may_inject=True)
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -86,8 +90,10 @@ def run_train(args: argparse.Namespace) -> None:
     failures = read_failures(args, cluster.shape, config.training.steps, sorted(cluster.failed))
     source = factory.plan_source or choose_source(plan, config.cluster)
     job = factory.job(plan, out, resume, source, *failures)
-    with watching(config, plan, out, resume) as (watch, _):
-        facts = launch(job, watch, saves_if_stopped=True).to_json()
+    with served_page(args, out) as page, watching(config, plan, out, resume) as (watch, say):
+        if page is not None:
+            say(page.sentence)
+        facts = launch(job, watch, saves_if_stopped=True, injections=page.injections if page else None).to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
     if out is not None:
         refuse_unsaved(facts, f"recycle train --resume {out}")

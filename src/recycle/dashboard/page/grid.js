@@ -42,7 +42,7 @@ export class WorkerGrid {
     const head = shape && !isSmall ? h("thead", {}, h("tr", {}, h("td"), Array.from({ length: columns }, (_, s) => h("th", { scope: "col" }, `stage ${s}`)))) : null;
     const body = rows.map(([label, workers], row) => h("tr", {}, h("th", { scope: "row" }, isSmall ? String(row) : label), workers.map((name, column) => {
       const cell = h("button", { type: "button", class: "worker", tabindex: row + column === 0 ? "0" : "-1", data: { worker: name, row, column } },
-        h("span", { class: "sign", "aria-hidden": "true" }), isSmall ? null : h("span", { class: "name" }, name), isSmall ? null : h("span", { class: "word" }));
+        h("span", { class: "sign", "aria-hidden": "true" }), isSmall ? null : h("span", { class: "name" }, name), isSmall ? null : " ", isSmall ? null : h("span", { class: "word" }));
       this.cells.set(name, cell);
       return h("td", {}, cell);
     })));

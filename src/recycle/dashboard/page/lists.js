@@ -92,12 +92,12 @@ export class Campaign {
     if (this.sort) { const at = columns.indexOf(this.sort.column), sign = this.sort.isDown ? -1 : 1; rows = [...rows].sort((a, b) => sign * (a[at] > b[at] ? 1 : a[at] < b[at] ? -1 : 0)); }
     const at = columns.indexOf(this.measure.value), most = Math.max(...rows.map((row) => Math.abs(row[at] ?? 0)), 1e-12);
     const bars = at < 0 ? null : h("table", { class: "waterfall" }, h("caption", { class: "hidden" }, this.measure.value), h("tbody", {}, rows.slice(0, 60).map((row) => h("tr", {}, h("th", { scope: "row" }, texts.map((text) => row[columns.indexOf(text)]).filter(Boolean).join(" · ")),
-      h("td", { class: "fall" }, row[at] === null ? "" : placed(h("span", { class: "fall-bar plain" }), { left: "0", width: `${(100 * Math.abs(row[at])) / most}%` })), h("td", { class: "number" }, formatNumber(row[at]))))));
+      h("td", { class: "fall" }, row[at] === null ? "" : placed(h("span", { class: "fall-bar plain" }), { left: "0", width: `${(100 * Math.abs(row[at])) / most}%` })), h("td", { class: "number" }, columns[at].includes("_us") ? formatTime(row[at]) : formatNumber(row[at]))))));
     const shown = columns.map((_, index) => index).filter((index) => rows.some((row) => row[index] !== null));
     const heads = shown.map((index) => columns[index]).map((column) => h("th", { scope: "col", "aria-sort": this.sort && this.sort.column === column ? (this.sort.isDown ? "descending" : "ascending") : "none" },
-      h("button", { type: "button", class: "link", onclick: () => { this.sort = { column, isDown: !(this.sort && this.sort.column === column && this.sort.isDown) }; this.draw(); } }, column)));
+      h("button", { type: "button", class: "link", onclick: () => { this.sort = { column, isDown: !(this.sort && this.sort.column === column && this.sort.isDown) }; this.draw(); } }, column.replaceAll("_us", "").replaceAll("_", " "))));
     fill(this.box, h("p", { class: "faint", role: "status" }, `${rows.length} of ${this.data.rows.length} rows`), rows.length ? [h("section", { class: "panel" }, h("h2", {}, this.measure.value), bars),
-      table(this.data.title, heads, rows.slice(0, 500).map((row) => h("tr", {}, shown.map((index) => row[index]).map((value) => h("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? formatNumber(value, 5) : value ?? "–")))), { class: "dense" })] : h("p", { class: "empty" }, "No row is like this."));
+      table(this.data.title, heads, rows.slice(0, 500).map((row) => h("tr", {}, shown.map((index) => [row[index], index]).map(([value, index]) => h("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? (columns[index].includes("_us") ? formatTime(value) : formatNumber(value, 5)) : value ?? "–")))), { class: "dense" })] : h("p", { class: "empty" }, "No row is like this."));
   }
 
   update() {}

@@ -24,10 +24,18 @@ export class LiveRun extends EventTarget {
 
   // Load the whole state; several callers share one request.
   load() {
-    this.loading ??= getJson("/api/run", { id: this.id })
-      .then((data) => { this.data = data; this.changed(); })
-      .finally(() => { this.loading = null; });
+    this.loading ??= this.loadOnce().finally(() => { this.loading = null; });
     return this.loading;
+  }
+
+  // What was pushed meanwhile may be newer than the answer: then ask again.
+  async loadOnce() {
+    for (let tries = 0; tries < 5; tries++) {
+      const data = await getJson("/api/run", { id: this.id }), heard = this.heard;
+      this.data = data;
+      if (!heard || heard.generation !== data.generation || heard.version <= data.version) break;
+    }
+    this.changed();
   }
 
   connect() {
@@ -65,6 +73,7 @@ export class LiveRun extends EventTarget {
 
   apply(change) {
     this.heardAt = Date.now();
+    this.heard = change;
     const data = this.data;
     const isNext = data && change.generation === data.generation && change.from_version !== null && change.from_version <= data.version;
     if (!isNext) { this.load().catch(() => {}); return; }

@@ -12,7 +12,7 @@ export const STATES = {
 
 export function describeWorker(name, about) {
   const state = STATES[about.state] || { word: about.state };
-  const parts = [`${name}: ${state.word}`];
+  const parts = [`${name} ${state.word}`];
   if (about.speed) parts.push(`at ${about.speed} of its peers' speed`);
   if (about.from) parts.push(`came from ${about.from}`);
   if (about.reason) parts.push(about.reason);

@@ -1,7 +1,7 @@
 // The views of one run: overview, iteration, recoveries, what-if, events. Each has a node, `update(data)` and `close()`.
 
 import { TimeChart, stackedBar } from "./charts.js";
-import { fill, formatClock, formatCount, formatNumber, formatShare, formatTime, getJson, h, placed, table } from "./dom.js";
+import { fill, formatBytes, formatClock, formatCount, formatNumber, formatShare, formatTime, getJson, h, placed, table } from "./dom.js";
 import { WorkerGrid } from "./grid.js";
 import { STATES, USES, describeWorker } from "./states.js";
 import { Timeline, paintLegend } from "./timeline.js";
@@ -36,6 +36,7 @@ export class Overview {
     this.detail = h("div", { class: "detail", "aria-live": "polite" }, h("p", { class: "faint" }, "Choose a worker to see more of it."));
     const part = (name) => async (from, to) => (await getJson("/api/run/series", { id: run.id, from_us: from, to_us: to }))[name];
     this.charts = { loss: new TimeChart("Loss", "", part("loss")), rate: new TimeChart("Throughput", "samples/s", part("rate"), { isZeroBased: true, isStepped: true }), live: new TimeChart("Live workers", "workers", part("live"), { isStepped: true }) };
+    this.answer = h("p", { class: "answer", role: "status" });
     this.shares = h("div");
     this.list = h("div");
     this.recoveries = h("section", { class: "panel whole" }, h("h2", {}, "Recoveries"), this.list);
@@ -73,7 +74,7 @@ export class Overview {
       h("p", { class: "faint" }, `${formatCount(data.shares.samples)} samples were applied, ${formatCount(data.shares.lost_samples)} were computed in vain; ${formatNumber(data.shares.throughput)} samples/s over the whole run.`)];
   }
 
-  choose(name) { this.chosen = name; this.detailKey = ""; this.showDetail(this.run.data); this.detail.scrollIntoView({ block: "nearest" }); }
+  choose(name) { this.chosen = name; this.answer.textContent = ""; this.detailKey = ""; this.showDetail(this.run.data); this.detail.scrollIntoView({ block: "nearest" }); }
 
   showDetail(data) {
     const about = data.workers[this.chosen] || { state: "alive" };
@@ -81,13 +82,13 @@ export class Overview {
     if (key === this.detailKey) return;
     this.detailKey = key;
     const isGone = about.state === "dead", actions = data.has_ended ? [] : this.session.actions.filter((action) => (action === "start" ? isGone : !isGone && about.state !== "joining" && about.state !== "starting"));
-    const answer = h("p", { class: "answer", role: "status" });
     fill(this.detail, h("h3", {}, describeWorker(this.chosen, about)),
-      actions.length ? h("div", { class: "actions" }, actions.map((action) => h("button", { type: "button", class: action === "start" || action === "resume" ? "" : "danger", data: { action }, onclick: () => this.inject(action, answer) }, NEXT_WORDS[action]))) : null,
-      answer, h("p", {}, data.shape ? h("a", { href: this.go.link("what-if", this.chosen) }, `What if ${this.chosen} died?`) : null));
+      actions.length ? h("div", { class: "actions" }, actions.map((action) => h("button", { type: "button", class: action === "start" || action === "resume" ? "" : "danger", data: { action }, onclick: () => this.inject(action) }, NEXT_WORDS[action]))) : null,
+      this.answer, h("p", {}, data.shape ? h("a", { href: this.go.link("what-if", this.chosen) }, `What if ${this.chosen} died?`) : null));
   }
 
-  async inject(action, answer) {
+  async inject(action) {
+    const answer = this.answer;
     answer.textContent = "…";
     try {
       const response = await fetch(`/api/run/inject?${new URLSearchParams({ id: this.run.id })}`, {
@@ -170,7 +171,7 @@ const WHO = ["node", "worker", "link", "workers"], TIMES = ["at_us", "start_us",
 function eventTable(events) {
   return table("Events", ["Time", "Event", "Who", "Details"], events.map((event) => {
     const who = WHO.map((key) => event[key]).filter(Boolean).flat().join(", ");
-    const details = Object.entries(event).filter(([key]) => !WHO.includes(key) && !TIMES.includes(key)).map(([key, value]) => `${key.replace(/_us$/, "")} ${key.endsWith("_us") ? formatTime(value) : Array.isArray(value) ? value.join(", ") || "none" : typeof value === "number" && !Number.isInteger(value) ? formatNumber(value) : value}`);
+    const details = Object.entries(event).filter(([key]) => !WHO.includes(key) && !TIMES.includes(key)).map(([key, value]) => `${key.replace(/_(us|bytes)$/, "").replace(/^(num|is|has)_/, "").replaceAll("_", " ")} ${key.endsWith("_us") ? formatTime(value) : key.endsWith("_bytes") ? formatBytes(value) : Array.isArray(value) ? value.join(", ") || "none" : typeof value === "number" && !Number.isInteger(value) ? formatNumber(value) : value}`);
     const at = event.at_us ?? event.start_us;
     const time = at === undefined ? "" : event.end_us && event.event === "spell" ? `${formatClock(at)} for ${formatTime(event.end_us - at)}` : formatClock(at);
     return h("tr", {}, h("td", { class: "number" }, time), h("td", {}, event.event), h("td", {}, who), h("td", { class: "wide" }, details.join(" · ")));
