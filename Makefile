@@ -67,6 +67,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/control.py
 	$(BIN)/python benchmarks/uneven.py
+	$(BIN)/python benchmarks/dashboard.py
 
 bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py

@@ -1,4 +1,4 @@
-"""The page in a real browser: runs that end, grow, are damaged or hostile; by keyboard, on a phone, in the dark; and a real run."""
+"""The page in a real browser: runs that end, grow, are damaged or hostile; by keyboard, on a phone, in the dark; a real run."""
 
 import os
 import subprocess

@@ -39,17 +39,22 @@ def add_page_arguments(parser: argparse.ArgumentParser, may_inject: bool) -> Non
         group.add_argument("--allow-injection", action="store_true", help=about)
 
 
+def refuse_page_without_folder(args: argparse.Namespace, out: Path | None) -> None:
+    """Raise if a page is asked for that has nothing to show, or failures without a page."""
+    if args.dashboard is None and getattr(args, "allow_injection", False):
+        raise UserError("--allow-injection is for the page of a run: give --dashboard, too")
+    if args.dashboard is not None and out is None:
+        raise UserError("--dashboard shows what a run records: name a folder with --out")
+
+
 @contextmanager
 def served_page(args: argparse.Namespace, out: Path | None) -> Iterator[RunPage | None]:
     """The page that the arguments ask for, served by a process of its own until the block ends; None if they ask for none."""
-    allows = getattr(args, "allow_injection", False)
-    if args.dashboard is None:
-        if allows:
-            raise UserError("--allow-injection is for the page of a run: give --dashboard, too")
+    refuse_page_without_folder(args, out)
+    if args.dashboard is None or out is None:
         yield None
         return
-    if out is None:
-        raise UserError("--dashboard shows what a run records: name a folder with --out")
+    allows = getattr(args, "allow_injection", False)
     ours, theirs = Pipe()
     with ours, theirs:
         process = _start(args, out, theirs.fileno(), allows)

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,9 +82,9 @@ def run_dashboard(args: argparse.Namespace) -> None:
         if args.open:
             webbrowser.open(url)
 
-    serve_page(args.path.absolute(), options, say, plan_source_of, injector)
-    if not is_of_a_run:
-        print("the page is closed", file=sys.stderr)
+    with suppress(KeyboardInterrupt):
+        serve_page(args.path.absolute(), options, say, plan_source_of, injector)
+    print("the page is closed", file=sys.stderr)
 
 
 def _injector(pipe: int) -> "Injector":

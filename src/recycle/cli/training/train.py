@@ -14,7 +14,7 @@ from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.event_text import format_loss, format_rate
 from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.page_process import add_page_arguments, served_page
+from recycle.cli.live.page_process import add_page_arguments, refuse_page_without_folder, served_page
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import TrainingJobFactory
@@ -82,6 +82,8 @@ def run_train(args: argparse.Namespace) -> None:
     config, out = config_and_folder(args)
     if out:
         refuse_unwritable(out / SUMMARY)
+    elif args.config is None:  # a job file may name a folder
+        refuse_page_without_folder(args, out)
     factory, plan = prepare(config)
     from recycle.runtime.launch.local_launcher import launch
 

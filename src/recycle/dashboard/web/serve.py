@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -62,6 +63,8 @@ def serve_page(
         planners = ProcessPoolExecutor(1, get_context("spawn"), initializer=_lower_priority) if make_source else None
         server = PageServer(RunList(root), access, make_source, planners, injector)
         say(page_url(options.host, port, token))
+        # uvicorn raises a signal again when it has ended: as an exit, so that what is below ends, too.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             http_server(server).run([listener])
         finally:
@@ -74,7 +77,7 @@ def http_server(server: PageServer) -> uvicorn.Server:
     config = uvicorn.Config(
         server.application(),
         access_log=False,
-        log_level="error",
+        log_level="critical",  # a page that is open when the server ends is no error
         lifespan="off",
         ws="none",
         http="h11",
