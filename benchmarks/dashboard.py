@@ -50,7 +50,7 @@ def simulated_day(folder: Path, is_quick: bool) -> str:
 def day_of_steps(folder: Path, is_quick: bool) -> str:
     """A run of 2,048 workers with a step every second for a day, of which ten iterations have their ops, by a replay."""
     pipelines, stages, num_steps = (8, 8, 2000) if is_quick else (32, 64, DAY_S)
-    plan = recycle.solve(recycle.problem(pipelines, stages, 64, fail="W1_2", costs=(1, 1, 1)), "greedy")
+    plan = recycle.solve(recycle.problem(pipelines, stages, 32, fail="W1_2", costs=(1, 1, 1)), "greedy", 5.0)
     played = recycle.replay(plan, recycle.Conditions(num_iterations=3, jitter=0.1, eager=True))
     plan.save(folder / "run" / "plan.json")
     write_record(folder / "run" / "record.jsonl", _events(plan, played, num_steps))

@@ -29,8 +29,9 @@ export class TimeChart {
     this.observer.observe(this.box);
   }
 
-  update(series, marks) {
+  update(series, marks, end) {
     this.marks = marks;
+    this.end = end;
     this.whole = series;
     if (this.zoom) return;
     this.show(series);
@@ -56,7 +57,7 @@ export class TimeChart {
     const stepped = this.isStepped ? { paths: window.uPlot.paths.stepped({ align: -1 }) } : {};
     const options = {
       width: Math.max(120, this.box.clientWidth), height: Math.max(140, this.box.clientHeight || 180),
-      scales: { x: { time: false }, y: this.isZeroBased ? { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.08 : 1] } : {} },
+      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? [0, Math.max(this.end || 0, high ?? 1)] }, y: this.isZeroBased ? { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.08 : 1] } : {} },
       cursor: { drag: { x: true, y: false, setScale: false } },
       legend: { show: false },
       axes: [{ ...axis, ...timeAxis, size: 30 }, { ...axis, size: 56, values: (_, ticks) => ticks.map((value) => formatNumber(value, 5)) }],

@@ -24,7 +24,8 @@ export const USES = [
   ["busy", "computing", "alive"],
   ["bubble", "bubble", "bubble"],
   ["redo", "redone", "suspected"],
-  ["pause", "recovering and starting", "dead"],
-  ["checkpoint", "checkpoint", "joining"],
+  ["start", "starting", "joining"],
+  ["recovery", "recovering", "dead"],
+  ["checkpoint", "checkpoint", "moved"],
   ["down", "down", "faint"],
 ];

@@ -53,7 +53,7 @@ export class Overview {
     this.status.className = `status ${data.waiting && !data.has_ended ? "is-waiting" : ""}`;
     if (this.status.textContent !== state) this.status.textContent = state;
     this.grid.update(data.shape, data.workers);
-    for (const [name, chart] of Object.entries(this.charts)) chart.update(data.series[name], marksOf(data));
+    for (const [name, chart] of Object.entries(this.charts)) chart.update(data.series[name], marksOf(data), data.end_us / 1e6);
     this.charts.loss.node.hidden = this.recoveries.hidden = data.source === "simulate" && !data.series.loss.num;
     fill(this.shares, this.shareBar(data));
     const newest = data.recoveries.slice(-6).reverse();
@@ -68,7 +68,7 @@ export class Overview {
 
   shareBar(data) {
     if (!data.shares) return h("p", { class: "empty" }, "Nothing is recorded yet.");
-    const times = data.shares.time_us;
+    const start = data.shares.pauses_us.start || 0, times = { ...data.shares.time_us, start, recovery: data.shares.time_us.pause - start };
     const parts = USES.map(([key, name, style]) => ({ name, style: `use-${style}`, value: times[key] }));
     return [stackedBar("Share of the time", parts, (value, total) => `${formatShare(value / total)} · ${formatTime(value)}`),
       h("p", { class: "faint" }, `${formatCount(data.shares.samples)} samples were applied, ${formatCount(data.shares.lost_samples)} were computed in vain; ${formatNumber(data.shares.throughput)} samples/s over the whole run.`)];
