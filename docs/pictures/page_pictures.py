@@ -13,8 +13,8 @@ from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
 TRAIN = (
-    "train --pipelines 3 --stages 4 --microbatches 6 --steps 40 --exact --lease 2 --no-follow-speeds --kill W1_2@8 --hang W0_1@16 "
-    "--rejoin W1_2@24"
+    "train --pipelines 3 --stages 4 --microbatches 6 --steps 40 --exact --lease 2 --no-follow-speeds --kill W1_2@8 "
+    "--hang W0_1@16 --rejoin W1_2@24"
 )
 # Name, view, theme, width and height; the iteration is that in which the first worker died.
 PICTURES = (

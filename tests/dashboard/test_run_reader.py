@@ -1,11 +1,13 @@
 """`RunReader`: the state of a run after every event of its record, also of one that is damaged, cut, or not there yet."""
 
 import os
+from dataclasses import replace
 
 from recycle.core.events.record import Changed, Joining, Placed, Recovered, Spell, Started, Stepped, Suspected
-from recycle.core.events.record_file import RecordWriter
+from recycle.core.events.record_file import RecordWriter, read_record
 from recycle.dashboard.reading.run_reader import RunReader
 from recycle.dashboard.views.overview import has_ended, overview, overview_head, waits_for, workers
+from recycle.report.record.run_columns import read_run_record
 from tests.dashboard.run_folders import growing, write_plans, write_run
 from tests.recovery_records import LEFT
 
@@ -143,3 +145,12 @@ def test_a_simulated_record_has_its_shape_without_a_plan(tmp_path):
     assert len(states(run)) == 6
     assert states(run)["W2_1"] == "dead"
     assert has_ended(run)
+
+
+def test_a_recovery_in_which_layers_moved_is_no_damage(tmp_path):
+    writer = growing(tmp_path)
+    writer.write(replace(LEFT, workers=("W1_1",), layers=(5, 3)))
+    run = read(tmp_path)
+    assert run.problems == []
+    assert run.recoveries[0].layers == (5, 3)
+    assert read_run_record(read_record(tmp_path / "record.jsonl")).recoveries[0].layers == (5, 3)
