@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from recycle.core.errors import UserError
 
 DEFAULT_PORT = 8265
-_END_S = 3.0
+_END_S, _PORT_FREED_S = 3.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ def served_page(args: argparse.Namespace, out: Path | None) -> Iterator[RunPage 
     allows = getattr(args, "allow_injection", False)
     ours, theirs = Pipe()
     with ours, theirs:
-        process = _start(args, out, theirs.fileno(), allows)
+        process, address = _started(args, out, theirs.fileno(), allows)
         theirs.close()
         try:
-            yield RunPage(f"the page of this run: {_first_line(process)}", ours if allows else None)
+            yield RunPage(f"the page of this run: {address}", ours if allows else None)
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -68,6 +69,20 @@ def served_page(args: argparse.Namespace, out: Path | None) -> Iterator[RunPage 
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _started(args: argparse.Namespace, out: Path, pipe: int, allows_injection: bool) -> tuple["subprocess.Popen[str]", str]:
+    """The server and its address. The page of a coordinator that was killed holds the port a moment longer than it."""
+    for is_last in (False, True):
+        process = _start(args, out, pipe, allows_injection)
+        try:
+            return process, _first_line(process)
+        except UserError as problem:
+            process.wait()
+            if is_last or "is in use" not in str(problem):
+                raise
+            time.sleep(_PORT_FREED_S)
+    raise AssertionError("the last try returns or raises")
 
 
 def _start(args: argparse.Namespace, out: Path, pipe: int, allows_injection: bool) -> "subprocess.Popen[str]":

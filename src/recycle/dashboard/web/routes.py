@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import hmac
 import json
 import mimetypes
 from collections.abc import Mapping
@@ -198,7 +199,7 @@ class _Answers:
         server = self._server
         if not server.access.allows_injection or server.injector is None:
             return _json(request, {"problem": "this server allows no injection: start it with --allow-injection"}, 403)
-        if request.headers.get("x-recycle-token", "") != server.access.token:
+        if not hmac.compare_digest(request.headers.get("x-recycle-token", "").encode(), server.access.token.encode()):
             return _json(request, {"problem": "the token is missing or wrong: load the page again"}, 403)
         asked = read_request(await _body(request))
         async with self._runs.opened(self._id(request)) as run:
