@@ -154,3 +154,16 @@ def test_a_recovery_in_which_layers_moved_is_no_damage(tmp_path):
     assert run.problems == []
     assert run.recoveries[0].layers == (5, 3)
     assert read_run_record(read_record(tmp_path / "record.jsonl")).recoveries[0].layers == (5, 3)
+
+
+def test_a_long_record_is_read_in_parts_and_comes_to_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("recycle.dashboard.reading.run_reader._LONGEST_LINE_BYTES", 0)
+    whole, parts = read(write_run(tmp_path)), RunReader(tmp_path / "record.jsonl")
+    shares = []
+    while parts.read(2000):
+        shares.append(parts.share_read)
+    assert shares == sorted(shares)
+    assert len(shares) > 5
+    assert shares[-1] == 1.0
+    assert {**overview_head(parts), "idle_s": 0} == {**overview_head(whole), "idle_s": 0}
+    assert list(parts.columns.took_us)[1:] == list(whole.columns.took_us)[1:]

@@ -49,7 +49,7 @@ export class Overview {
 
   update(data) {
     fill(this.facts, facts(data));
-    const state = data.has_ended ? (data.source === "train" ? "The run has ended." : "A simulated run.") : data.waiting ? `Waiting: ${data.waiting}` : data.idle_s > 60 && data.steps_done ? `Nothing was recorded for ${formatTime(data.idle_s * 1e6)}: the run was cut off, or hangs.` : data.steps_done ? "Training." : "";
+    const state = data.share_read < 1 ? `Reading the record: ${formatShare(data.share_read)}` : data.has_ended ? (data.source === "train" ? "The run has ended." : "A simulated run.") : data.waiting ? `Waiting: ${data.waiting}` : data.idle_s > 60 && data.steps_done ? `Nothing was recorded for ${formatTime(data.idle_s * 1e6)}: the run was cut off, or hangs.` : data.steps_done ? "Training." : "";
     this.status.className = `status ${data.waiting && !data.has_ended ? "is-waiting" : ""}`;
     if (this.status.textContent !== state) this.status.textContent = state;
     this.grid.update(data.shape, data.workers);

@@ -18,6 +18,8 @@ from recycle.report.record.run_files import RunFiles
 from recycle.report.record.run_state import ALIVE, DEAD, JOINING, RunState, initial_state, state_after
 
 _MOST_PROBLEMS = 20
+_LONGEST_LINE_BYTES = 1 << 20
+PART_BYTES = 8_000_000
 _NOT_A_NUMBER = float("nan")
 
 
@@ -53,6 +55,7 @@ class RunReader:
         self.version, self.num_lines, self.num_missing = 0, 1, 0
         self.problem = ""
         self.problems: list[str] = []
+        self._behind: dict[type[Event], list[Event]] = {Stepped: [], Spell: []}
         self.started = Started("", "")
         self.columns = RunColumns()
         self.spells: list[Spell] = []
@@ -101,7 +104,17 @@ class RunReader:
             self.problem = ""
         except FileProblem as problem:
             self.problem = str(problem)
+        self._catch_up()
         return before != (self.generation, self.version, self.problem)
+
+    @property
+    def share_read(self) -> float:
+        """How much of the record was read: a long one is read in parts."""
+        try:
+            size = self.record.stat().st_size
+        except OSError:
+            return 1.0
+        return min(1.0, self._tail.position / size) if size - self._tail.position > _LONGEST_LINE_BYTES else 1.0
 
     def _has_late_plan(self) -> bool:
         """Whether there is a plan now that was not there before: a run writes it after the first lines of its record."""
@@ -140,15 +153,18 @@ class RunReader:
             self.problems.append(sentence)
 
     def _add(self, event: Event) -> None:
-        before = self.state.facts.step
-        self.state = state_after(self.state, event)
+        if isinstance(event, Stepped | Spell):
+            self._behind[type(event)].append(event)
+        else:
+            self._catch_up()
+            self.state = state_after(self.state, event)
         match event:
             case Started():
                 self.started = event
                 if self.shape is None and (shape := _shape_of(event)) is not None:
                     self.state = _all_alive(shape)
             case Stepped():
-                self._add_step(event, before)
+                self._add_step(event)
             case Spell():
                 self._add_spell(event)
             case Recovered():
@@ -174,7 +190,19 @@ class RunReader:
             self.columns.spell_live.append(spell.num_live)
         self.spells.append(spell)
 
-    def _add_step(self, step: Stepped, before: Stepped | None) -> None:
+    def _catch_up(self) -> None:
+        """Bring the state up to date with the last of the steps and spells, of which a record may have hundreds of thousands.
+
+        Its sums over all of them are not kept: `spells` and `progress` have them.
+        """
+        spells, steps = self._behind[Spell], self._behind[Stepped]
+        for event in (*spells[-1:], *steps[-2:]):
+            self.state = state_after(self.state, event)
+        spells.clear()
+        steps.clear()
+
+    def _add_step(self, step: Stepped) -> None:
+        before = next((one for one in reversed(self.progress[-2:]) if isinstance(one, Stepped)), None)
         took_us, columns = iteration_us(before, step), self.columns
         self.progress.append(step)
         columns.iteration.append(step.iteration)

@@ -65,6 +65,7 @@ def overview_head(run: RunReader) -> dict[str, Any]:
         "workers": workers(run),
         "waiting": waits_for(run),
         "has_ended": has_ended(run),
+        "share_read": round(run.share_read, 3),
         "problem": run.problem,
         "problems": run.problems,
         "iterations": run.op_ranges.bounds,

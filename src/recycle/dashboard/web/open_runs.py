@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from recycle.dashboard.reading.run_reader import RunReader
+from recycle.dashboard.reading.run_reader import PART_BYTES, RunReader
 from recycle.dashboard.views.iteration_view import IterationOps
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.web.page_stream import PageStream
@@ -14,7 +14,10 @@ _MOST_RUNS, _MOST_ITERATIONS, _MOST_PAGES = 16, 4, 200
 
 
 class OpenRuns:
-    """Reads each run once, and what was added since with every request; runs that nobody looked at for long are forgotten."""
+    """Reads each run once, a long record in parts, and what was added since with every request.
+
+    Runs that nobody looked at for long are forgotten.
+    """
 
     def __init__(self, runs: RunList) -> None:
         self._runs = runs
@@ -26,7 +29,7 @@ class OpenRuns:
         """The reader of a run, up to date; raises UserError if there is no such run."""
         run, _, lock = self._open(run_id)
         async with lock:
-            await asyncio.to_thread(run.read)
+            await asyncio.to_thread(run.read, PART_BYTES)
             yield run
 
     def stream(self, run_id: str) -> PageStream:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from recycle.dashboard.reading.run_reader import RunReader
+from recycle.dashboard.reading.run_reader import PART_BYTES, RunReader
 from recycle.dashboard.views.overview import has_ended, overview_head, points_since, recovery, spent_time
 
 # How often a record is looked at, and how often pages hear that the server is there.
@@ -60,7 +60,7 @@ class PageStream:
         run = self._run
         while self._pages:
             async with self._lock:
-                await asyncio.to_thread(run.read)
+                await asyncio.to_thread(run.read, PART_BYTES)
                 if (now := (run.generation, run.version, run.problem, has_ended(run))) != self._pushed:
                     self._push(await asyncio.to_thread(self._change))
                     self._pushed = now

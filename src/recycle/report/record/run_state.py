@@ -63,7 +63,8 @@ def state_after(state: RunState, event: Event) -> RunState:
         case Stepped():
             # A job that was set back to a checkpoint counts anew from there.
             first = event if state.first is None or event.iteration <= state.first.iteration else state.first
-            return _with_pace(replace(_started(state, *state.places), first=first))
+            # With the first step all have started; of later ones, thousands of places are not looked through.
+            return _with_pace(replace(state if state.first else _started(state, *state.places), first=first))
         case Changed():
             return _after_change(state, event)
         case Placed():
