@@ -103,7 +103,7 @@ def scale_row(make: Any, label: str, is_quick: bool) -> Row:
             page.wait_for_selector("h1")
             began_s = time.monotonic()
             page.goto(f"{address}#/run/{run_id}/overview")
-            page.wait_for_selector(".chart canvas")
+            page.wait_for_selector(".chart:not([hidden]) canvas")
             page.wait_for_selector("button.worker")
             open_s = time.monotonic() - began_s
             frames_ms = _frames_ms(page, "document.querySelector('.grid-box').scrollTop = (t * 7) % 2000")
