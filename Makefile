@@ -28,14 +28,15 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@$(BIN)/recycle demo
+	@rm -rf build/demo
+	@$(BIN)/recycle demo --dashboard 0 --allow-injection --out build/demo
 
 # The kernels of the planner and the assertions of tests are compiled once, beside the types, and not by every test process.
 # `make test-slow` runs the tests that are marked slow, and properties again with all of their examples.
-# Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines and etcd, which are tested in CI.
+# Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines, etcd and a browser, which are tested in CI.
 IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
 	--ignore tests/integrations/test_slurm.py --ignore tests/integrations/test_ray.py --ignore tests/integrations/test_kubernetes_processes.py \
-	--ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
+	--ignore tests/dashboard/test_browser.py --ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -67,6 +68,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/control.py
 	$(BIN)/python benchmarks/uneven.py
 	$(BIN)/python benchmarks/state_memory.py
+	$(BIN)/python benchmarks/dashboard.py
 
 bench-gpu: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/nccl.py

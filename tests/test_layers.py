@@ -48,7 +48,7 @@ TABLE = {
     ),
     "integrations": ({"core", "host", "control", "runtime"}, {"ray", "yaml"}),
     "loggers": ({"core", "runtime"}, {"torch", "wandb", "mlflow"}),
-    "dashboard": ({"core", "report"}, set()),
+    "dashboard": ({"core", "report"}, {"numpy", "starlette", "uvicorn"}),
     "api": ({"core", "planner", "runtime", "cli"}, {"torch"}),
     "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
@@ -104,6 +104,7 @@ ORDER = {
         "rehearsal",
     ],
     "models": ["gpt text"],
+    "dashboard": ["reading", "views", "web"],
     "report": ["timeline", "record", "render", "figures export"],
     "evaluate": ["hardware", "variant_plans results against_simulation", "cluster_benchmark"],
     "integrations": [

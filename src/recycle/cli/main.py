@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. They are imported here, so that an interrupt during the imports is handled too."""
     from recycle.cli.demo import demo
     from recycle.cli.machines import agent, coordinator, kubernetes, ray, slurm, worker
-    from recycle.cli.measuring import bench, profile, report
+    from recycle.cli.measuring import bench, dashboard, profile, report
     from recycle.cli.planning import check, estimate, plan, show
     from recycle.cli.simulation import advise, replay, reproduce, simulate, trace
     from recycle.cli.training import export, train
@@ -83,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
         kubernetes.add_kubernetes_parser,
         ray.add_ray_parser,
         report.add_report_parser,
+        dashboard.add_dashboard_parser,
         demo.add_demo_parser,
         bench.add_bench_parser,
     ):

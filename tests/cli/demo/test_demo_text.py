@@ -91,7 +91,7 @@ def test_the_exit_code_says_whether_the_twins_are_equal(
     twins: Twins, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("recycle.cli.demo.demo.make_demo_job", lambda setting: None)
-    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, job, say: replace(ALL, twins=twins))
+    monkeypatch.setattr("recycle.cli.demo.demo.perform", lambda setting, job, say, out, injections: replace(ALL, twins=twins))
     assert run_demo(make_parser().parse_args(["demo", *words])) == code
     captured = capsys.readouterr()
     text = captured.err if words else captured.out

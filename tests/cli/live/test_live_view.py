@@ -7,20 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from recycle.cli.live.event_text import describe_change, format_rate
 from recycle.cli.live.grid import bar_cells, draw
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.run_state import (
-    ALIVE,
-    DEAD,
-    JOINING,
-    STARTING,
-    SUSPECTED,
-    RunState,
-    describe_change,
-    format_rate,
-    initial_state,
-    state_after,
-)
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import (
     Changed,
@@ -38,6 +27,7 @@ from recycle.core.events.record import (
     Warned,
 )
 from recycle.report.record.recovery_text import describe_parts
+from recycle.report.record.run_state import ALIVE, DEAD, JOINING, STARTING, SUSPECTED, RunState, initial_state, state_after
 from tests.recovery_records import JOINED, LEFT, recovery_record
 
 SECOND = 1_000_000

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -197,8 +199,17 @@ def make_demo_job(setting: DemoSettings) -> "Job":
     return TrainingJobFactory(config).job(plan, plan_source=Planner(plan.problem, may_move=False, given=plan))
 
 
-def perform(setting: DemoSettings, job: "Job", say: Callable[[str], None]) -> Outcome:
-    """Train with failures, then without, each with a live view; `say` gets the sentence in between."""
+def perform(
+    setting: DemoSettings,
+    job: "Job",
+    say: Callable[[str], None],
+    out: Path | None = None,
+    injections: "Connection[Any, Any] | None" = None,
+) -> Outcome:
+    """Train with failures, then without, each with a live view; `say` gets the sentence in between.
+
+    The run with failures is recorded in `out`, and more failures may be asked for over the pipe `injections`.
+    """
     from recycle.runtime.launch.local_launcher import launch
 
     begun_s, events, failures = time.monotonic(), list[Event](), job.options.failures
@@ -210,7 +221,7 @@ def perform(setting: DemoSettings, job: "Job", say: Callable[[str], None]) -> Ou
             view.observe(event)
 
         options = replace(job.options, failures=replace(failures, script=setting.script))
-        run = launch(replace(job, options=options), watch)
+        run = launch(replace(job, options=options, out=out), watch, injections=injections)
     say("Now the twin: the same seed, the same data, and nobody fails.")
     with LiveView(setting.num_steps) as view:
         twin = launch(job, view.observe)

@@ -11,12 +11,13 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from recycle.cli.live.run_state import ALIVE, DEAD, JOINING, STARTING, SUSPECTED, RunState, StepPace, describe_step
+from recycle.cli.live.event_text import describe_step
 from recycle.cli.terminal import STYLES
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Recovered
 from recycle.core.units import format_us
 from recycle.report.record.recovery_text import PART_LETTERS, PART_LOOKS, describe_rest, format_ms, who
+from recycle.report.record.run_state import ALIVE, DEAD, JOINING, STARTING, SUSPECTED, RunState, StepPace
 from recycle.report.render.palette import PAINTS
 
 # How a place is drawn: its look in the palette, its sign, the sign in ASCII, and the word after its name.

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
+from recycle.cli.live.event_text import describe_change, describe_step, format_loss
 from recycle.cli.live.grid import draw
-from recycle.cli.live.run_state import describe_change, describe_step, format_loss, initial_state, state_after
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Evaluated, Event, Stepped, Warned
 from recycle.core.units import format_us
+from recycle.report.record.run_state import initial_state, state_after
 
 _FRAMES_PER_S = 5
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
+from recycle.cli.live.page_process import add_page_arguments, served_page
 from recycle.cli.machines.endpoint_flags import (
     DEFAULT_ADDRESS,
     add_tls_arguments,
@@ -78,6 +79,7 @@ def add_coordinator_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    add_page_arguments(parser, may_inject=False)
 
 
 def run_coordinator(args: argparse.Namespace) -> None:
@@ -113,7 +115,9 @@ def run_coordinator(args: argparse.Namespace) -> None:
         job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
         serves_machines = not is_loopback(advertised[0] if advertised else host)
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
-        with watching(config, plan, out, begun.is_resumed, is_takeover) as view:
+        with served_page(args, out) as page, watching(config, plan, out, begun.is_resumed, is_takeover) as view:
+            if page is not None:
+                view.say(page.sentence)
             endpoint, moves = Endpoint(host, port, token, begun.name, tls), bool(about["layer_specs"])
             coordinator = coordinator_config(job, endpoint, begun.begin_us, out, about=about, moves_layers=moves)
             if not is_takeover or not read_job(out):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from recycle.cli.live.run_state import format_loss
+from recycle.cli.live.event_text import format_loss
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Held
 from recycle.core.units import format_bytes, format_duration, format_us

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -184,7 +184,8 @@ def _write(args: argparse.Namespace, records: dict[str, list[list[Event]]], cont
         for name, own in records.items():
             for seed, record in zip(_seeds(args), own, strict=True):
                 path = args.records / (f"{name}.jsonl" if args.seeds == 1 else f"{name}-seed{seed}.jsonl")
-                write_record(path, [Started("simulate", f"{name}: {_title(context.job)}"), *record])
+                shape = astuple(context.job.shape)
+                write_record(path, [Started("simulate", f"{name}: {_title(context.job)}", shape), *record])
 
 
 def _title(job: SimulatedJob) -> str:

@@ -13,9 +13,10 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
+from recycle.cli.live.event_text import format_loss, format_rate
 from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.run_state import format_loss, format_rate
+from recycle.cli.live.page_process import add_page_arguments, refuse_page_without_folder, served_page
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import TrainingJobFactory
@@ -57,6 +58,8 @@ examples:
     recycle train train.py --steps 100 --kill W1_1@5 --out runs/mine
   neighbouring stages share layers, as many as memory allows and one dead worker needs: a death shifts the cuts
     recycle train --pipelines 3 --stages 4 --layers 16 --steps 20 --exact --shared-layers auto --kill W1_2@8
+  a page in the browser, on which a click kills a worker
+    recycle train --pipelines 3 --stages 4 --steps 200 --out runs/c --dashboard --allow-injection
   a file, and what differs from it
     recycle train runs/a/config.toml --model.width 128 --out runs/b
 
@@ -86,12 +89,15 @@ def add_train_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--out", type=output_path, metavar="FOLDER", help="record the run there, with checkpoints")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, from its last checkpoint")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    add_page_arguments(parser, may_inject=True)
 
 
 def run_train(args: argparse.Namespace) -> None:
     config, out = config_and_folder(args)
     if out:
         refuse_unwritable(out / SUMMARY)
+    elif args.config is None:  # a job file may name a folder
+        refuse_page_without_folder(args, out)
     factory, plan = prepare(config)
     from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
     from recycle.runtime.launch.local_launcher import launch
@@ -105,8 +111,10 @@ def run_train(args: argparse.Namespace) -> None:
     refuse_unusable_optimizer(job)
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
-    with watching(config, plan, out, resume) as view:
-        trained = launch(job, view.watch, saves_if_stopped=True)
+    with served_page(args, out) as page, watching(config, plan, out, resume) as view:
+        if page is not None:
+            view.say(page.sentence)
+        trained = launch(job, view.watch, saves_if_stopped=True, injections=page.injections if page else None)
         view.ended(trained)
     facts = trained.to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))

@@ -10,13 +10,27 @@ from recycle.core.events.op_columns import unpack_ops
 PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
 
 
+def _make_tuples(event: object, *names: str) -> None:
+    """JSON has no tuples: they are read back as lists."""
+    for name in names:
+        if isinstance(value := getattr(event, name), list):
+            object.__setattr__(event, name, tuple(value))
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run began; `source` is `replay`, `simulate` or `train`."""
+    """A run began; `source` is `replay`, `simulate` or `train`.
+
+    A simulated run, which has no plan beside its record, has the numbers of pipelines, stages and micro-batches as its `shape`.
+    """
 
     EVENT: ClassVar[str] = "started"
     source: str
     name: str
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _make_tuples(self, "shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +258,7 @@ class Recovered:
     layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON has no tuples: they are read back as lists.
-        for name in ("workers", "moves", "layers"):
-            if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
+        _make_tuples(self, "workers", "moves", "layers")
 
     @property
     def parts_us(self) -> dict[str, int]:

@@ -110,11 +110,7 @@ def read_record(
 def _read_events(
     stream: BufferedReader, path: Path | str, num_bytes_without_ops: int, gaps: list[str], is_packed: bool
 ) -> Iterator[Event]:
-    head = _parsed(line := stream.readline())
-    if head is None or head.get("format") != FORMAT:
-        raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
-    if head.get("version") != VERSION:
-        raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
+    refuse_other_head(line := stream.readline(), path)
     position, num_missing = len(line), 0
     for number, line in enumerate(stream, start=2):
         position += len(line)
@@ -125,7 +121,7 @@ def _read_events(
             gaps.append(CUT_OFF)
             return
         if data is not None and type(written := data.pop(_LINE, None)) is int and written != number + num_missing:
-            gaps.append(_gap(number + num_missing, written))
+            gaps.append(describe_gap(number + num_missing, written))
             num_missing = written - number
         try:
             event = _event(data)
@@ -134,11 +130,30 @@ def _read_events(
             raise FileProblem(f"{path}, line {number}: {problem}; remove this line, and the others can be used") from None
 
 
-def _gap(expected: int, found: int) -> str:
+def describe_gap(expected: int, found: int) -> str:
     """Say which lines are missing where line `found` stands in the place of line `expected`."""
     if found < expected:
         return f"line {found} is there a second time, or not in its place"
     return f"line {expected} is missing" if found == expected + 1 else f"lines {expected} to {found - 1} are missing"
+
+
+def parse_line(line: bytes) -> tuple[Event, int | None]:
+    """Return the event of one line of a record, and the number that the line has by itself, if it has one.
+
+    Raises UserError if it is no event. `OpsRan` stays packed.
+    """
+    data = _parsed(line)
+    number = data.pop(_LINE, None) if data is not None else None
+    return _event(data), number if type(number) is int else None
+
+
+def refuse_other_head(line: bytes, path: Path | str) -> None:
+    """Raise FileProblem unless this is the first line of a record that this release reads."""
+    head = _parsed(line)
+    if head is None or head.get("format") != FORMAT:
+        raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
+    if head.get("version") != VERSION:
+        raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
 
 
 def num_complete_bytes(path: Path) -> int:

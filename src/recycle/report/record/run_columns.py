@@ -3,7 +3,8 @@
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, get_origin
+from functools import cache
+from typing import Any, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +135,7 @@ class _Reader:
 
     def add(self, event: Event) -> None:
         if not isinstance(event, OpRan):
-            _refuse_unsound(event)
+            refuse_unsound(event)
             if isinstance(event, Started):
                 self._begin_ops()  # the run was resumed by another plan, with which its later ops are compared
             self.others.setdefault(type(event), []).append(event)
@@ -148,7 +149,7 @@ class _Reader:
             for column, value in zip(self.columns, values, strict=True):
                 column.append(value)
         except (TypeError, OverflowError):
-            _refuse_unsound(event)
+            refuse_unsound(event)
             raise
 
     def _begin_ops(self) -> None:
@@ -166,19 +167,26 @@ class _Reader:
         return made
 
 
-def _refuse_unsound(event: Event) -> None:
+def refuse_unsound(event: Event) -> None:
     """Raise if a value has the wrong type: a record is a text file that may have been edited."""
-    for field in fields(event):
-        value = getattr(event, field.name)
-        if not _is_sound(value, field.type):
-            raise UserError(f"the record is corrupt: the {field.name} of an event {event.EVENT!r} is {value!r}")
+    kind: Any = type(event)
+    for name, known, element in _field_types(kind):
+        value = getattr(event, name)
+        is_sound = isinstance(value, known) and not (isinstance(value, int) and abs(value) >= 2**62)
+        if not is_sound or (element is not None and not all(isinstance(one, element) for one in value)):
+            raise UserError(f"the record is corrupt: the {name} of an event {event.EVENT!r} is {value!r}")
 
 
-def _is_sound(value: object, kind: Any) -> bool:
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
-    known = int | float | None if kind == float | None else kind
-    return isinstance(value, known) and not (isinstance(value, int) and abs(value) >= 2**62)
+@cache
+def _field_types(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
+    """The name of each field, the types that its value may have, and the type of its elements if it is a tuple."""
+    found: list[tuple[str, Any, Any]] = []
+    for field in fields(kind):
+        if get_origin(field.type) is tuple:
+            found.append((field.name, tuple, get_args(field.type)[0]))
+        else:
+            found.append((field.name, int | float | None if field.type == float | None else field.type, None))
+    return tuple(found)
 
 
 def read_run_record(events: Iterable[Event]) -> RunRecord:

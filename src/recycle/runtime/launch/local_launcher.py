@@ -1,7 +1,7 @@
 """The local launcher: it runs a job with a coordinator and every worker of its plan as processes on this machine.
 
-Processes are forked from a server that has torch loaded already, which starts a dozen of them in seconds. The launcher starts
-workers, workers that rejoin or died, and another coordinator if the coordinator was killed. No process outlives the launcher.
+A fork server that has torch loaded already starts a dozen of them in seconds. Workers that died or rejoin are started again, and so is
+a coordinator that was killed. No process outlives the launcher.
 """
 
 import errno
@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -49,6 +50,7 @@ from recycle.runtime.execute.spans import now_us
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import coordinator_config, worker_spec
 from recycle.runtime.launch.forkserver import fork_context
+from recycle.runtime.launch.live_injections import LiveInjections
 from recycle.runtime.launch.restart_policy import RestartPolicy
 from recycle.runtime.launch.start_process import start_process
 from recycle.runtime.movable_layers import movable_layer_specs
@@ -98,10 +100,16 @@ def _write(path: Path, body: bytes) -> None:
         raise FileProblem(f"cannot write {path}: {problem.strerror or problem}; make room, or set TMPDIR") from None
 
 
-def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool = False) -> Trained:
+def launch(
+    job: Job,
+    watch: Watch = lambda event: None,
+    saves_if_stopped: bool = False,
+    injections: "Connection[Any, Any] | None" = None,
+) -> Trained:
     """Run a job on this machine with a process for every live worker of its plan; `watch` gets every event of the record.
 
     With `saves_if_stopped`, a first SIGINT or SIGTERM lets the job write a checkpoint, and raises Stopped when that is done.
+    `injections` is a pipe over which failures on purpose are asked for.
     """
     _refuse_torchrun()
     begin_us = now_us()
@@ -114,7 +122,8 @@ def launch(job: Job, watch: Watch = lambda event: None, saves_if_stopped: bool =
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], new_token(), new_name())
         config = coordinator_config(job, endpoint, begin_us, folder, deaths, moves_layers=bool(layer_specs))
         context = fork_context(_model_modules(job))
-        launcher = _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch)
+        asked = LiveInjections(injections) if injections is not None else None
+        launcher = _Launcher(context, spec, endpoint, config, listener, job.options.failures, watch, asked)
         with stop_signals(launcher.ask_to_stop) if saves_if_stopped else nullcontext():
             return launcher.run()
 
@@ -147,9 +156,10 @@ class _Launcher:
         listener: socket.socket,
         failures: FailureOptions,
         watch: Watch,
+        injections: LiveInjections | None = None,
     ) -> None:
         self._context, self._spec, self._endpoint, self._config, self._listener = context, spec, endpoint, config, listener
-        self._failures, self._watch = failures, watch
+        self._failures, self._watch, self._injections = failures, watch, injections
         self._workers: list[BaseProcess] = []
         self._coordinator: BaseProcess | None = None
         self._notices: Connection
@@ -257,6 +267,7 @@ class _Launcher:
         for process in [each for each in self._workers if each.exitcode is not None]:
             place = Worker.parse(process.name)
             is_injected = self._failures.trace is not None or place in self._failures.script.targets()
+            is_injected |= self._injections is not None and process.name in self._injections.held
             if process.exitcode not in (0, REFUSED) and not is_injected and self._stopped_by is None:
                 pause_s = self._restarts.pause_s(place, time.monotonic())
                 if pause_s is not None:
@@ -271,7 +282,10 @@ class _Launcher:
         """Wait for the coordinator's next notice; start another coordinator if it is dead."""
         survives = self._failures.plan_source is not None
         watched = [worker.sentinel for worker in self._workers] if survives or not self._has_formed else []
-        ready = wait([self._notices, *watched], self._until_change_s())
+        asked = self._injections.pipe if self._injections is not None and self._has_formed else None
+        ready = wait([self._notices, *watched, *([asked] if asked is not None else [])], self._until_change_s())
+        if self._injections is not None and asked in ready:
+            self._injections.handle(self._workers, lambda place: self._start_worker(place, since=self._config.num_steps))
         self._play_trace()
         if self._has_formed and survives:
             self._restart_dead()
@@ -321,7 +335,8 @@ class _Launcher:
             self._rejoin(self._rejoins[0])
             return
         is_joining = now_us() < self._joining_until_us and any(worker.exitcode is None for worker in self._workers)
-        if not is_joining and not self._due_us and not any(change.joins for change in self._changes):
+        is_asked = self._injections is not None and self._injections.pipe is not None  # a user may start a worker
+        if not is_joining and not is_asked and not self._due_us and not any(change.joins for change in self._changes):
             where = f": recycle train --resume {self._config.folder}" if self._config.folder is not None else ""
             cause = self._waits_because.partition(";")[0]
             raise WorkerFailed(f"{cause}, and nobody else can join this run; resume it from its last checkpoint{where}")
@@ -373,8 +388,9 @@ class _Launcher:
 
     def _end(self) -> None:
         """End every process, also those that are stopped by a signal."""
-        started = [process for process in (*self._workers, self._coordinator) if process is not None]
-        deadline_s = time.monotonic() + 2.0
+        if self._injections is not None:
+            self._injections.close()
+        started, deadline_s = [each for each in (*self._workers, self._coordinator) if each is not None], time.monotonic() + 2.0
         for process in started:  # a worker that got the end of the job ends by itself
             process.join(max(0.0, deadline_s - time.monotonic()) if self._has_formed else 0.0)
         for process in started:

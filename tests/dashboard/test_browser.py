@@ -1,0 +1,272 @@
+"""The page in a real browser: runs that end, grow, are damaged or hostile; by keyboard, on a phone, in the dark; a real run."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from recycle.core.events.record import Changed, Recovered, Stepped
+from recycle.core.events.record_file import RecordWriter
+from recycle.core.plans.plan_source import PlanFolder
+from tests.dashboard.browser import PHONE, WIDE, find_violations, needs_browser, open_page, serving, started_browser, wait_until
+from tests.dashboard.run_folders import growing, hostile_events, write_run
+from tests.recovery_records import EPOCHS, degraded_plan
+
+pytestmark = needs_browser
+VIEWS = ("overview", "iteration/6", "recoveries/0", "what-if/W1_1", "events")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with started_browser() as made:
+        yield made
+
+
+@pytest.fixture
+def problems():
+    """Errors of the page's scripts: a test that opens a page fails if there are any."""
+    found = []
+    yield found
+    assert found == []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A server for a run that has ended, a damaged one and a hostile one, with results of a campaign."""
+    root = tmp_path_factory.mktemp("runs")
+    degraded_plan().save(write_run(root / "a") / "ready" / "plan-W1_1.json")
+    write_run(root / "hostile", hostile_events())
+    damaged = write_run(root / "damaged") / "record.jsonl"
+    lines = damaged.read_bytes().splitlines(keepends=True)
+    lines[20:24] = [b"\xff\x00 nonsense\n"]
+    damaged.write_bytes(b"".join(lines)[:-30])
+    (root / "scale.json").write_text(
+        '{"experiment": "scale", "assumptions": [], "results": {"4 x 8": {"recycle": [0.9], "oobleck": [0.7]}}}'
+    )
+    with serving(root, _ready_plans) as address:
+        yield address
+
+
+def _ready_plans(folder, today):
+    return PlanFolder(folder / "ready")
+
+
+def test_the_list_of_runs_leads_to_each_and_compares_them(browser, runs, problems):
+    page = open_page(browser, runs, problems)
+    page.wait_for_selector("text=✓ ended")
+    assert page.locator("tbody tr").count() == 3
+    page.check("input[aria-label='compare a']")
+    page.check("input[aria-label='compare damaged']")
+    page.wait_for_selector(".plot canvas")
+    page.click("a:text-is('a')")
+    page.wait_for_selector("dd:text-is('14')")
+    assert page.locator("button.worker.state-alive").count() == 4
+    assert page.locator(".chart canvas").count() == 3
+    page.go_back()
+    page.click("a:text-is('scale.json')")
+    page.wait_for_selector("text=2 of 2 rows")
+    page.fill("#filter", "oob")
+    page.wait_for_selector("text=1 of 2 rows")
+
+
+def test_an_iteration_shows_re_routed_ops_and_is_zoomed_by_keyboard(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/iteration/{EPOCHS[1][0]}", problems)
+    wait_until(page, "window.recycle?.view()?.timeline?.lanes.size === 4")
+    lanes = "[...window.recycle.view().timeline.lanes.values()]"
+    assert (
+        page.evaluate(f"() => {lanes}.find(lane => lane.worker === 'W0_1').executed.ops.filter(op => op.isRerouted).length") > 0
+    )
+    assert page.evaluate(f"() => {lanes}.some(lane => lane.executed.vain.size > 0)")
+    assert page.evaluate(f"() => {lanes}.some(lane => lane.executed.critical.size > 0)")
+    view = "window.recycle.view().timeline.view"
+    whole = page.evaluate(f"() => {view}[1] - {view}[0]")
+    page.focus(".timeline canvas")
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(f"() => {view}[1] - {view}[0]") == pytest.approx(whole / 2)
+    page.keyboard.press("0")
+    page.hover(".timeline canvas", position={"x": 300, "y": 12})
+    assert page.evaluate(f"() => {view}[1] - {view}[0]") == pytest.approx(whole)
+    page.click("[aria-label='the next iteration']")
+    wait_until(page, f"window.recycle.view().shown === {EPOCHS[1][0] + 1}")
+
+
+def test_a_recovery_shows_its_waterfall_and_messages(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/recoveries/0", problems)
+    page.wait_for_selector(".waterfall")
+    assert page.locator(".waterfall tr").all_inner_texts()[0].split() == ["redo", "20.0", "ms"]
+    assert "regroup" in page.inner_text(".waterfall")
+    assert page.locator(".fall-bar").count() == 4
+    page.wait_for_selector("td:text-is('changed')")
+
+
+def test_what_if_shows_the_plan_of_a_failure(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/what-if/W1_1", problems)
+    page.wait_for_selector("button[data-worker=W1_1][aria-pressed=true]")
+    page.click("text=Show the plan")
+    page.wait_for_selector("dt:text-is('Period then')")
+    wait_until(page, "window.recycle.view().timeline.lanes.size === 4")
+    page.click("button[data-worker=W0_0]")
+    page.click("text=Show the plan")
+    page.wait_for_selector("text=has no plan for W0_0, W1_1 dead")
+    problems.clear()  # a browser notes every answer of 422
+
+
+def test_events_are_searched_and_downloaded(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/events", problems)
+    page.select_option("#event-kind", "recovery")
+    page.wait_for_selector("text=2 shown of")
+    page.fill("#event-text", "it asked to join")
+    page.wait_for_selector("text=1 shown of")
+    with page.expect_download() as download:
+        page.click("text=CSV")
+    assert download.value.suggested_filename == "a.csv"
+
+
+def test_html_in_a_record_is_shown_as_text(browser, runs, problems):
+    for view in VIEWS:
+        page = open_page(browser, f"{runs}#/run/hostile/{view}", problems)
+        page.wait_for_selector("#run-name:has-text('<script>')")
+        page.wait_for_timeout(300)
+        assert "owned" not in page.title().split("</script>")[0].replace("<script>document.title='owned'", "")
+        assert page.locator("main b, main img, main script").filter(has_text="bold").count() == 0
+        page.context.close()
+
+
+def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/damaged/overview", problems)
+    page.wait_for_selector("#notice:has-text('The record of this run is damaged')")
+    assert "are missing" in page.inner_text("#notice")
+    assert page.locator("button.worker").count() == 4
+    page.goto(f"{runs}#/run/nothing/overview")
+    page.wait_for_selector("text=there is no run 'nothing'")
+    problems.clear()  # a browser notes every answer of 404
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, runs, problems, theme):
+    page = open_page(browser, runs, problems, color_scheme=theme)
+    for view in ("runs", "campaign/scale.json", *(f"run/a/{view}" for view in VIEWS)):
+        page.goto(f"{runs}#/{view}")
+        page.wait_for_selector("h1")
+        page.wait_for_timeout(250)
+        assert page.evaluate("() => document.documentElement.dataset.theme") == theme
+        assert find_violations(page) == [], view
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser, runs, problems):
+    page = open_page(browser, runs, problems, viewport=PHONE)
+    for view in ("runs", "campaign/scale.json", *(f"run/a/{view}" for view in VIEWS)):
+        page.goto(f"{runs}#/{view}")
+        page.wait_for_selector("h1")
+        page.wait_for_timeout(250)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"], view
+
+
+def test_workers_are_reached_by_arrow_keys(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/overview", problems)
+    page.focus("button[data-worker=W0_0]")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h3:has-text('W1_1 live')")
+    assert page.locator("[data-action]").count() == 0  # nothing can be killed here
+
+
+def test_the_theme_is_kept(browser, runs, problems):
+    page = open_page(browser, runs, problems)
+    page.click("#theme")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    page.wait_for_selector("h1")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_death_is_on_the_page_within_a_second(browser, problems, tmp_path):
+    writer = growing(tmp_path / "a")
+    writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0))
+    with serving(tmp_path) as address:
+        page = open_page(browser, address, problems)
+        page.wait_for_selector("button[data-worker=W1_1].state-alive")
+        took_s = []
+        for number in range(3):
+            at_us = (10 + 2 * number) * 1_000_000
+            began_s = time.monotonic()
+            writer.write(Changed(at_us, "W1_1", False, 3))
+            page.wait_for_selector("button[data-worker=W1_1].state-dead")
+            took_s.append(time.monotonic() - began_s)
+            assert page.inner_text(".status") == "Waiting: W1_1 left: the others stop, plan and regroup"
+            writer.write(Recovered(at_us, at_us + 500_000, number + 1, ("W1_1",), True, "it asked to join", 1, num_live=4))
+            page.wait_for_selector("button[data-worker=W1_1].state-alive")
+        assert min(took_s) < 1.0, took_s
+        page.reload()
+        wait_until(page, "window.recycle?.run()?.data?.recoveries.length === 3")
+        again = open_page(browser, address, problems)  # as if the browser was closed and opened
+        wait_until(again, "window.recycle?.run()?.data?.recoveries.length === 3")
+
+
+def test_the_page_goes_on_when_coordinator_and_server_are_restarted(browser, problems, tmp_path):
+    writer = growing(tmp_path / "a")
+    writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0))
+    kept = (tmp_path / "a" / "record.jsonl").stat().st_size
+    writer.write(Changed(10_000_000, "W1_1", False, 3))
+    with serving(tmp_path) as address:
+        page = open_page(browser, address, problems)
+        page.wait_for_selector("button[data-worker=W1_1].state-dead")
+        os.truncate(tmp_path / "a" / "record.jsonl", kept)  # a coordinator that takes over removes what was not finished
+        later = RecordWriter(tmp_path / "a" / "record.jsonl", None)
+        later.write(Stepped(1, 11_000_000, 4.0, 1.0, 1.0))
+        page.wait_for_selector("button[data-worker=W1_1].state-alive")
+        wait_until(page, "window.recycle.run().data.steps_done === 2")
+    page.wait_for_selector("#notice:has-text('The server does not answer')")
+    later.write(Stepped(2, 13_000_000, 3.5, 1.0, 1.0))
+    with serving(tmp_path, port=int(address.rstrip("/").rpartition(":")[2])):
+        wait_until(page, "window.recycle.run().data.steps_done === 3")
+        page.wait_for_selector("#notice", state="hidden")
+    problems.clear()  # the browser notes that the server was away
+
+
+def test_a_run_that_has_not_begun_is_waited_for(browser, problems, tmp_path):
+    with serving(tmp_path) as address:
+        page = open_page(browser, address, problems, viewport=WIDE)
+        page.wait_for_selector("text=there is no such file yet")
+        growing(tmp_path).write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0))
+        page.wait_for_selector("button.worker.state-alive")
+    problems.clear()
+
+
+def test_a_click_kills_a_worker_of_a_real_run_and_another_click_starts_one(browser, problems, tmp_path):
+    shape = "--pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 16 --context 16"
+    flags = f"--steps 100000 --no-follow-speeds --json-lines --out {tmp_path}/a --dashboard 0 --allow-injection"
+    command = [sys.executable, "-m", "recycle", "train", *shape.split(), *flags.split()]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+        try:
+            address = next(line for line in run.stderr if "the page of this run" in line).split("http")[1].split('"')[0]
+            threading.Thread(target=run.stderr.read, daemon=True).start()  # so that the pipe is never full
+            page = open_page(browser, f"http{address}", problems)
+            page.wait_for_selector("text=Training.", timeout=120_000)
+            assert "token" not in page.url
+            page.click("button[data-worker=W1_1]")
+            page.click("[data-action=kill]")
+            page.wait_for_selector(".answer:has-text('was killed')")
+            page.wait_for_selector("button[data-worker=W1_1].state-dead")
+            wait_until(page, "window.recycle.run().data.recoveries.length >= 1")
+            page.click("text=W1_1 left")
+            page.wait_for_selector(".waterfall")
+            page.click("a:has-text('as executed')")
+            rerouted = "lane.executed.ops.some(op => op.isRerouted)"
+            lanes = "window.recycle.view().timeline?.lanes ?? new Map()"
+            wait_until(page, f"[...({lanes}).values()].some(lane => lane.worker === 'W0_1' && {rerouted})")
+            page.click("nav a:text-is('Overview')")
+            page.click("button[data-worker=W1_1]")
+            page.click("[data-action=start]")
+            page.wait_for_selector("button[data-worker=W1_1].state-alive", timeout=120_000)
+            wait_until(page, "window.recycle.run().data.recoveries.some(one => one.joins)")
+        finally:
+            run.terminate()
+            assert run.wait(60) == 143
+    page.wait_for_selector("#notice:has-text('The server does not answer')")
+    problems.clear()  # the browser notes that the server went away
