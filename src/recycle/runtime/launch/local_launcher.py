@@ -1,7 +1,7 @@
 """The local launcher: it runs a job with a coordinator and every worker of its plan as processes on this machine.
 
-A fork server that has torch loaded already starts a dozen of them in seconds. Workers that died or rejoin are started again, and so is
-a coordinator that was killed. No process outlives the launcher.
+A fork server that has torch loaded already starts a dozen of them in seconds. Workers that died or rejoin are started again, as
+is a coordinator that was killed. No process outlives the launcher.
 """
 
 import errno
