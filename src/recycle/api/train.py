@@ -30,7 +30,7 @@ from recycle.runtime.options import TrainOptions
 
 _DEFAULTS = TrainOptions()
 # Near the bound in a moment: a few per cent of a plan are not worth a wait before training begins.
-_PLAN_S = 10.0
+_PLAN_EFFORT = 6_000_000
 
 
 def train(
@@ -125,7 +125,7 @@ def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
             raise UserError(
                 f"the plan is {shape!r}, but it must be a plan, or numbers of pipelines, stages and micro-batches of a pipeline"
             )
-    return solve(problem(*numbers, costs=(1, 1, 1)), "greedy", _PLAN_S)
+    return solve(problem(*numbers, costs=(1, 1, 1)), "greedy", effort=_PLAN_EFFORT)
 
 
 def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:
