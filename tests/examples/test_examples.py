@@ -99,6 +99,9 @@ def scheduler():
     return torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(linear().parameters(), lr=0.1))
 
 
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
 class Rounded(nn.Linear):
     def forward(self, x):
         return super().forward(x).long()
@@ -171,6 +174,8 @@ REFUSED = {
     "a dataset that gives other samples when it is asked again": lambda folder: train(dataset=Random()),
     "an optimizer, not a function that makes one": lambda folder: train(optimizer=torch.optim.SGD(linear().parameters(), lr=0.1)),
     "a scheduler of torch": lambda folder: train(schedule=scheduler()),
+    "a scheduler that needs losses, or changes the momentum": lambda folder: recycle.TorchSchedule(PLATEAU, 0.1)(0),
+    "LBFGS, SparseAdam, an optimizer of other parameters": lambda folder: train(optimizer=torch.optim.LBFGS),
     "samples of different shapes or structures": lambda folder: train(dataset=RAGGED),
     "micro-batches of different shapes": lambda folder: train(dataset=RAGGED, samples=1),
     "a loss or data with an open file, a lock or a connection": lambda folder: train(loss=partial(locked, Lock())),

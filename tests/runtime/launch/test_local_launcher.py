@@ -7,6 +7,7 @@ import signal
 import socket
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 
 import pytest
@@ -181,8 +182,9 @@ def test_a_worker_that_is_killed_is_named_if_there_is_no_plan_source():
 
 
 def test_what_cannot_be_sent_to_a_process_is_named():
-    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean(), adamw, 1)
-    with pytest.raises(recycle.UserError, match="lambda"):
+    lock = Lock()
+    job = Job(plan(""), make_stages(3), Numbers(), lambda made, targets: made.mean() if lock else targets, adamw, 1)
+    with pytest.raises(recycle.UserError, match="lock"):
         launched(job)
 
 

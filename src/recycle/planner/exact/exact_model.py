@@ -65,7 +65,7 @@ class ExactLimit:
     @property
     def left_s(self) -> float:
         """The seconds that are left; infinite if effort is counted."""
-        return math.inf if self.deadline is None else self.deadline - time.monotonic()
+        return math.inf if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
 class Fusing(Enum):
