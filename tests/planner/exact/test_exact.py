@@ -16,6 +16,7 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Link, Profile, StageProfile
 from recycle.planner.exact import cpsat, milp
 from recycle.planner.exact.exact_model import Exact, ExactLimit, canonical
+from recycle.planner.heuristic.greedy import DEFAULT_EFFORT
 from recycle.planner.model.schedule import Schedule
 from tests.planner.exact.brute_force import best_period_us
 from tests.planner.exact.serial import serial
@@ -104,8 +105,8 @@ def test_milp_proves_that_the_fault_free_worked_example_takes_27_slots() -> None
 @QUICK
 @given(small_problems())
 def test_two_solvers_prove_the_same_optimum(problem: Problem) -> None:
-    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(5.0), serial(problem), 0))
-    by_milp = proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(1.0), serial(problem), 0))
+    by_cpsat = proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit(effort=DEFAULT_EFFORT), serial(problem), 0))
+    by_milp = proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(0.5), serial(problem), 0))
     event(f"milp proves: {by_milp is not None}")
     assert by_cpsat is not None
     assert by_milp in (None, by_cpsat)
@@ -117,14 +118,14 @@ def test_no_schedule_is_better_than_a_proven_one(problem: Problem) -> None:
     best = best_period_us(problem, limit=2_000)
     event(f"tried everything: {best is not None}")
     if best is not None:
-        assert proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit.seconds(5.0), serial(problem), 0)) == best
+        assert proven_us(problem, cpsat.solve_cpsat(problem, ExactLimit(effort=DEFAULT_EFFORT), serial(problem), 0)) == best
         assert proven_us(problem, milp.solve_milp(problem, ExactLimit.seconds(5.0), serial(problem), 0)) in (None, best)
 
 
 @QUICK
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_a_hint_and_its_relabelled_form_are_the_same_schedule(problem: Problem, random: Random) -> None:
-    schedule = cpsat.solve_cpsat(problem, ExactLimit.seconds(5.0), serial(problem), 0).schedule
+    schedule = cpsat.solve_cpsat(problem, ExactLimit(effort=DEFAULT_EFFORT), serial(problem), 0).schedule
     assert schedule is not None
     shuffled = shuffle_chains(problem, schedule, random)
     relabelled = canonical(problem, shuffled)
