@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from recycle.cli.live import page_process
 from recycle.cli.live.page_process import served_page
 from recycle.cli.main import main, make_parser
 from recycle.cli.measuring.dashboard import plan_source_of
@@ -69,6 +70,12 @@ def test_a_port_in_use_is_told_before_training_begins(tmp_path):
         args.dashboard = int(page.sentence.rstrip("/").rpartition(":")[2])
         with pytest.raises(UserError, match="is in use by another program"), served_page(args, tmp_path):
             pass
+
+
+def test_a_page_that_does_not_come_up_does_not_keep_training_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_process, "START_S", 0.01)  # less than Python needs to begin
+    with pytest.raises(UserError, match="train without --dashboard"), served_page(parsed("train", "--dashboard", "0"), tmp_path):
+        pass
 
 
 def test_the_plan_of_what_if_is_that_of_the_run_s_own_source(tmp_path):

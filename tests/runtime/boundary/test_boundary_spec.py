@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from recycle.core.errors import UserError
 from recycle.runtime.boundary.boundary_spec import BoundarySpec, PackedTensors, TensorSpec
 from recycle.runtime.boundary.nests import map_tensors, num_samples_in, tensors_in, unsendable_part
 
@@ -78,3 +79,21 @@ def test_the_samples_of_a_nest_are_those_of_its_first_tensor():
     doubled = map_tensors(lambda tensor: 2 * tensor, {"a": (torch.ones(1), "x")})
     assert doubled["a"][0].item() == 2
     assert doubled["a"][1] == "x"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tensors": [[[2], "save"], [[2], "int64"]]},
+        {"tensors": [[[2], "float32"]]},
+        {"structure": ["tuple", ["tensor"]]},
+        {"structure": ["tuple", ["tensor"], ["file"], ["tensor"]], "gradients": [True, 0, 0]},
+        {"gradients": None},
+    ],
+)
+def test_a_spec_that_was_changed_on_its_way_is_refused(changed):
+    spec = BoundarySpec.of((torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.int64)))
+    form = json.loads(json.dumps(spec.to_json()))
+    assert BoundarySpec.parse(form) == spec
+    with pytest.raises(UserError, match="give all machines the same release"):
+        BoundarySpec.parse(form | changed)

@@ -1,6 +1,7 @@
 """The page of a run that goes on: the flags that ask for it, and the process of its own that serves it."""
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from recycle.core.errors import UserError
 
 DEFAULT_PORT = 8265
 _END_S, _PORT_FREED_S = 3.0, 1.0
+# Training waits for the page no longer than this, however busy the machine is.
+START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,18 @@ def _start(args: argparse.Namespace, out: Path, pipe: int, allows_injection: boo
 
 
 def _first_line(process: "subprocess.Popen[str]") -> str:
-    """The address that the server prints; raises UserError with its own sentence if it ends instead."""
+    """The address that the server prints; raises UserError with its own sentence if it ends instead, or is too slow."""
     assert process.stdout is not None
     assert process.stderr is not None
-    if line := process.stdout.readline().strip():
+    deadline = Timer(START_S, process.kill)
+    deadline.start()
+    try:
+        line = process.stdout.readline().strip()
+    finally:
+        deadline.cancel()
+    if line:
         return line
+    if process.wait() == -signal.SIGKILL:
+        raise UserError(f"the page was not served within {START_S:g} s: train without --dashboard, and open it afterwards")
     problem = process.stderr.read().strip().splitlines()
     raise UserError(problem[-1].removeprefix("recycle dashboard: ") if problem else "the page could not be served")

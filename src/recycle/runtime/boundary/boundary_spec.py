@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recycle.core.errors import UserError
 from recycle.runtime.boundary.nests import CONSTANTS, Nest, tensors_in
 
 # Bytes at which each tensor of a message begins, as torch aligns tensors of their own: alignment decides how a product is
@@ -138,9 +139,25 @@ class BoundarySpec:
 
     @staticmethod
     def parse(form: Mapping[str, Any]) -> "BoundarySpec":
-        """What `to_json` gave, after it was JSON."""
-        tensors = tuple(TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in form["tensors"])
-        return BoundarySpec(_as_tuples(form["structure"]), tensors, tuple(map(bool, form["gradients"])))
+        """What `to_json` gave, after it was JSON.
+
+        Raises:
+            UserError: The form is that of another release, or was changed.
+        """
+        try:
+            tensors = tuple(TensorSpec(tuple(map(int, shape)), _dtype_of(name)) for shape, name in form["tensors"])
+            spec = BoundarySpec(_as_tuples(form["structure"]), tensors, tuple(map(bool, form["gradients"])))
+            spec.nest_of([torch.empty(0, dtype=each.dtype) for each in tensors])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration, AssertionError):
+            raise UserError(f"{form!r} is not what passes between stages: give all machines the same release") from None
+        return spec
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name} is no type of tensors")
+    return found
 
 
 def _structure_of(nest: Nest) -> tuple[Any, ...]:
@@ -163,7 +180,7 @@ def _built(structure: tuple[Any, ...], tensors: Any) -> Nest:
             return dict(zip(keys, [_built(part, tensors) for part in parts], strict=True))
         case ("constant", value):
             return value
-        case (kind, *parts):
+        case ("tuple" | "list" as kind, *parts):
             made = [_built(part, tensors) for part in parts]
             return tuple(made) if kind == "tuple" else made
     raise AssertionError(structure)
