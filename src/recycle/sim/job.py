@@ -171,5 +171,6 @@ def simulated_job(
     return SimulatedJob.of(model, gpu, shape, tensor_parallel, context_parallel=context_parallel)
 
 
-_profile = lru_cache(maxsize=256)(estimate)
+# An advice asks for every depth with every tensor-parallel degree.
+_profile = lru_cache(maxsize=2048)(estimate)
 _layers = lru_cache(maxsize=64)(layer_costs)

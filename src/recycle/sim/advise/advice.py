@@ -6,24 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import UserError
-from recycle.sim.advise.choices import SystemChoice, job_of, spare_workers, system_of
+from recycle.sim.advise.choice_facts import ChoiceFacts
+from recycle.sim.advise.choices import SystemChoice
 from recycle.sim.advise.evaluations import Tick, evaluations
-from recycle.sim.advise.memory_needs import depths_of, memory_bytes
 from recycle.sim.advise.question import ClusterQuestion, to_plain
 from recycle.sim.advise.search import NUM_ALTERNATIVES, FoundChoice, GroupResult, SearchResult, search
 from recycle.sim.advise.verdict import Crossing, Sensitivity, sensitivity
-from recycle.sim.policy import Members
 
 _MOST_RIVALS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceFacts:
-    """How a choice lays the job out: the depths of its pipelines, and the memory of the fullest GPU without failures."""
-
-    depths: tuple[int, ...]
-    memory_bytes: int
-    spare_gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +99,8 @@ def advise(
             )
         first, alternatives = found.ranked[0], _alternatives(found.ranked)
         changes = sensitivity(question, first.choice, _rivals(found, alternatives), known)
-    shown = [first, *alternatives, *(group.best for group in found.groups.values() if group.best)]
-    tick("measuring memory", 0)
-    facts = {one.choice: _facts(question, one.choice, folder) for one in shown}
+        shown = [first, *alternatives, *(group.best for group in found.groups.values() if group.best)]
+        facts = known.facts(question, list(dict.fromkeys(one.choice for one in shown)), "measuring memory")
     return Advice(question, first, alternatives, found, facts, changes)
 
 
@@ -144,11 +133,3 @@ def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice]) -> list[Sy
             rivals.append(one.choice)
             known.add(one.choice.system)
     return rivals
-
-
-def _facts(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> ChoiceFacts:
-    job = job_of(question, choice)
-    state = system_of(question, choice, folder).begin(Members(choice.shape, frozenset(choice.shape.workers()))).state
-    depths = depths_of(job, choice.system, state)
-    gpus = spare_workers(question, choice) * choice.tensor_parallel * question.context_parallel
-    return ChoiceFacts(depths, memory_bytes(question, choice, depths), gpus)

@@ -19,6 +19,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.record import Spell
 from recycle.core.files import read_json, write_text
 from recycle.host.process_pool import process_pool, submit
+from recycle.sim.advise.choice_facts import ChoiceFacts, choice_facts
 from recycle.sim.advise.choices import SystemChoice, system_of, workers_per_server
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.advise.upper_bounds import Refined, refined_rate, shared_bound
@@ -91,6 +92,13 @@ class Evaluations:
         self.num_simulated += len(cases)
         return [SimulatedRuns(tuple(one["rates"]), one["shares"]) for one in found]
 
+    def facts(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> dict[SystemChoice, ChoiceFacts]:
+        """The layout and the memory of each choice."""
+        found = self._get("facts", choice_facts, [(question, choice) for choice in choices], doing)
+        return {
+            choice: ChoiceFacts(**{**one, "depths": tuple(one["depths"])}) for choice, one in zip(choices, found, strict=True)
+        }
+
     def _get(
         self,
         what: str,
@@ -144,6 +152,8 @@ def _checked(name: str, one: Any) -> dict[str, Any]:
     """An evaluation as it was written; raises TypeError or ValueError if it is not one."""
     if name.startswith(("bound ", "step ")):
         return asdict(Refined(float(one["most"]), float(one["fault_free"]), str(one["problem"])))
+    if name.startswith("facts "):
+        return asdict(ChoiceFacts(tuple(map(int, one["depths"])), int(one["memory_bytes"]), int(one["spare_gpus"])))
     rates = [float(rate) for rate in one["rates"]]
     if not rates or not all(math.isfinite(rate) and rate >= 0 for rate in rates):
         raise ValueError(f"{name} has no usable rates")

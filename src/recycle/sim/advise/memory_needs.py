@@ -9,26 +9,39 @@ from typing import Any
 
 from recycle.core.plans.memory_use import memory_use
 from recycle.core.units import format_bytes
-from recycle.planner.solve import solve
 from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of
 from recycle.sim.advise.question import ClusterQuestion
-from recycle.sim.iteration_times import EFFORT
+from recycle.sim.iteration_times import fault_free_plan
 from recycle.sim.job import SimulatedJob
 from recycle.sim.one_f_one_b import most_bytes
 from recycle.sim.systems.oobleck.policy import OobleckLayout
 from recycle.sim.systems.varuna import VarunaLayout
 
-_TIME_LIMIT_S = 60.0
+_LOOKS_LATER = ("oobleck", "odyssey")
 
 
 def memory_problem(job: SimulatedJob, system: str, state: Any) -> str:
     """Why the pipelines that a system chose do not fit, in a sentence; empty if they fit or it looked itself."""
     depths = depths_of(job, system, state)
-    if not depths or not system.startswith(("oobleck", "odyssey")):
+    if not depths or not system.startswith(_LOOKS_LATER):
         return ""
     needed = one_f_one_b_bytes(job, depths)
-    if needed <= job.gpu.memory_bytes:
+    return _too_much(needed, job) if needed > job.gpu.memory_bytes else ""
+
+
+def never_fits(job: SimulatedJob, system: str) -> str:
+    """Why no pipelines of a system fit that looks at activations after it has chosen them; empty if some may.
+
+    The shallowest of them is one of at most so many as all workers are enough for, and has as many micro-batches at least.
+    """
+    if not system.startswith(_LOOKS_LATER):
         return ""
+    depths = range(1, min(job.model.num_layers, job.num_nodes) + 1)
+    needed = min(most_bytes(job.profile(depth), -(-job.num_microbatches * depth // job.num_nodes)) for depth in depths)
+    return _too_much(needed, job) if needed > job.gpu.memory_bytes else ""
+
+
+def _too_much(needed: int, job: SimulatedJob) -> str:
     return f"1F1B of its pipelines needs {format_bytes(needed)} of {format_bytes(job.gpu.memory_bytes)}"
 
 
@@ -57,5 +70,5 @@ def memory_bytes(question: ClusterQuestion, choice: SystemChoice, depths: tuple[
     job = job_of(question, choice)
     if choice.system != ELASTIC:
         return min(one_f_one_b_bytes(job, depths), job.gpu.memory_bytes)
-    plan = solve(job.problem(shared_layers=choice.shared_layers), "greedy", _TIME_LIMIT_S, EFFORT)
+    plan = fault_free_plan(job.problem(shared_layers=choice.shared_layers))
     return max(use.total_bytes for use in memory_use(plan).values())

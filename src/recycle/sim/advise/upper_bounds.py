@@ -22,7 +22,7 @@ from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
 from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
-from recycle.sim.advise.memory_needs import memory_problem
+from recycle.sim.advise.memory_needs import memory_problem, never_fits
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members
@@ -74,7 +74,10 @@ def dead_shares(question: ClusterQuestion, choice: SystemChoice) -> Mapping[int,
 
 def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> Refined:
     """Ask the system for its fault-free step, and ReCycle for some plans; 0 if it cannot run or does not fit."""
-    job, system = job_of(question, choice), system_of(question, choice, folder)
+    job = job_of(question, choice)
+    if problem := never_fits(job, choice.system):
+        return Refined(0.0, 0.0, problem)
+    system = system_of(question, choice, folder)
     everybody = frozenset(choice.shape.workers())
     decision = system.begin(Members(choice.shape, everybody))
     fault_free = decision.steady_state.samples_per_s
