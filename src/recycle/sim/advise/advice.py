@@ -32,8 +32,9 @@ class Advice:
         """The fault-free throughput of the fastest of all choices that were simulated to the end."""
         return max(one.fault_free for one in self.found.ranked)
 
-    def tokens_per_s(self, one: FoundChoice) -> float:
-        return one.runs.mean * self.question.model.sequence
+    def throughput(self, one: FoundChoice) -> float:
+        """Tokens a second, or samples if their tokens are not known."""
+        return one.runs.mean * self.question.units_per_sample
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,13 +54,13 @@ class Advice:
         }
 
     def _choice_json(self, one: FoundChoice) -> dict[str, Any]:
-        facts, sequence = self.facts[one.choice], self.question.model.sequence
+        facts, known_tokens = self.facts[one.choice], self.question.model.sequence > 0
         return {
             **one.choice.to_json(),
             "spare_gpus": facts.spare_gpus,
             "memory_bytes": facts.memory_bytes,
             "samples_per_s": round(one.runs.mean, 6),
-            "tokens_per_s": round(one.runs.mean * sequence, 3),
+            "tokens_per_s": round(self.throughput(one), 3) if known_tokens else None,
             "interval_90": [round(one.runs.mean + sign * one.runs.half_width, 6) for sign in (-1, 1)],
             "fault_free_samples_per_s": round(one.fault_free, 6),
             "goodput": round(one.runs.mean / one.fault_free, 6),

@@ -113,15 +113,12 @@ def shapes_that_fit(question: ClusterQuestion) -> Iterator[tuple[Shape, int, int
     """Yield each shape that fits in the memory, its tensor-parallel degree, and its idle servers."""
     # More servers are never away at a time, so that more spares are never used.
     most_spare = max(question.dead_shares)
-    degree = 1
-    while degree * question.context_parallel <= question.gpus_per_server:
+    for degree in question.tensor_parallel_degrees:
         each = workers_per_server(question, degree)
-        if each * degree * question.context_parallel == question.gpus_per_server:
-            for num_stages in range(1, min(question.model.num_layers, question.num_servers * each) + 1):
-                if _fits(question, num_stages, degree):
-                    for shape, spare in _widths(question, num_stages, question.num_servers * each, most_spare * each):
-                        yield shape, degree, spare // each
-        degree *= 2
+        for num_stages in range(1, min(question.model.num_layers, question.num_servers * each) + 1):
+            if _fits(question, num_stages, degree):
+                for shape, spare in _widths(question, num_stages, question.num_servers * each, most_spare * each):
+                    yield shape, degree, spare // each
 
 
 def _widths(question: ClusterQuestion, num_stages: int, num_workers: int, most_spare: int) -> Iterator[tuple[Shape, int]]:

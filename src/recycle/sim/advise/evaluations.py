@@ -53,11 +53,11 @@ class SimulatedRuns:
 def simulate_choice(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> SimulatedRuns:
     """Simulate a choice over every trace of the question."""
     system, shape = system_of(question, choice, folder), choice.shape
-    each = workers_per_server(question, choice.tensor_parallel)
+    each, hang_us = workers_per_server(question, choice.tensor_parallel), question.constants.hang_us_of(choice.system)
     rates, times = [], dict.fromkeys(_STATES, 0)
     for seed in question.seeds:
         trace = question.trace(shape.num_pipelines, shape.num_stages, seed, each)
-        record = simulate_trace(system, trace, shape, question.constants.ready_us)
+        record = simulate_trace(system, trace, shape, question.constants.ready_us, hang_us)
         spells = [event for event in record if isinstance(event, Spell)]
         rates.append(round(sum(spell.samples for spell in spells) * 1e6 / trace.end_us, 9))
         for spell in spells:

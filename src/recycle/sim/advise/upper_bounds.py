@@ -19,12 +19,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from recycle.core.problem import Problem
-from recycle.core.profile import Profile, StageProfile
+from recycle.core.profile import StageProfile
 from recycle.planner.model.lower_bound import Bounds, lower_bound
 from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
 from recycle.sim.advise.memory_needs import memory_problem, never_fits
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.job import SimulatedJob
+from recycle.sim.measured_model import MeasuredModel
 from recycle.sim.policy import Members
 from recycle.sim.systems.recycle import Recycle
 
@@ -122,15 +123,20 @@ def _most_rate(job: SimulatedJob, shared_layers: int | None, num_dead: int) -> f
     live = job.num_nodes - num_dead
     if live <= 0:
         return 0.0
-    least_us = _work_us(job.profile()) * job.num_microbatches / live
+    least_us = _work_us(job) * job.num_microbatches / live
     if shared_layers is not None:
         least_us = max(least_us, _period_bound(job, shared_layers) - _saved_us(job, num_dead))
     return job.samples_per_step * 1e6 / max(1.0, least_us)
 
 
-def _work_us(profile: Profile) -> int:
-    """The least time of one micro-batch at all stages."""
-    return sum(stage.forward_us + min(stage.input_us + stage.weight_us, stage.fused_us) for stage in profile.stages)
+@lru_cache(maxsize=16384)
+def _work_us(job: SimulatedJob) -> float:
+    """The least time of one micro-batch at all stages, or at all layers for systems that take measured layers as equal."""
+    stages = job.profile().stages
+    by_stage = sum(stage.forward_us + min(stage.input_us + stage.weight_us, stage.fused_us) for stage in stages)
+    if not isinstance(job.model, MeasuredModel):
+        return by_stage
+    return min(by_stage, sum(layer.forward_us + layer.backward_us for layer in job.layers))
 
 
 def _saved_us(job: SimulatedJob, num_dead: int) -> int:
