@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from recycle.cli import arguments
 from recycle.cli.simulation.advise_text import advice_page, choice_name, title_of
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP
-from recycle.cli.simulation.job_options import add_model_options, read_model
+from recycle.cli.simulation.job_options import add_model_options, read_model_and_gpu
 from recycle.cli.simulation.simulate import add_cache_options, cache_folder
 from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
@@ -109,7 +109,7 @@ def run_advise(args: argparse.Namespace) -> None:
 
 
 def _question(args: argparse.Namespace) -> ClusterQuestion:
-    model, gpu = read_model(args)
+    model, gpu = read_model_and_gpu(args)
     mtbf_us, repair_us, failures = _failures(args)
     constants = Constants.for_model(model.num_parameters)
     if args.constants:

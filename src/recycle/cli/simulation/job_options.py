@@ -26,7 +26,7 @@ def add_job_options(job: argparse._ActionsContainer) -> None:
 
 
 def add_model_options(job: argparse._ActionsContainer) -> None:
-    """Add the options that `read_model` reads."""
+    """Add the options that `read_model_and_gpu` reads."""
     job.add_argument("--model", help="a model by name or by its numbers; see 'recycle estimate --help'")
     job.add_argument("--gpu", help="a GPU by name or by its numbers")
     add_file_options(job, profile="instead of both: a measured profile, as 'recycle profile' writes it")
@@ -49,7 +49,7 @@ def read_simulated_job(args: argparse.Namespace) -> SimulatedJob:
     return SimulatedJob.of(args.model, args.gpu, shape, tensor_parallel, context_parallel=context_parallel)
 
 
-def read_model(args: argparse.Namespace) -> tuple[ModelSpec, GpuSpec] | tuple[MeasuredModel, MeasuredDevice]:
+def read_model_and_gpu(args: argparse.Namespace) -> tuple[ModelSpec, GpuSpec] | tuple[MeasuredModel, MeasuredDevice]:
     """The model and the GPU by name, or both by a measured profile."""
     if args.profile is not None:
         profile, memory_bytes = _measured_profile(args)
