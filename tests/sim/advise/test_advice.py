@@ -229,3 +229,13 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_to_do(tmp_path):
     question = small_question(model="gpt-145.6b")
     with pytest.raises(UserError, match=r"no system can train gpt-145.6b on 8 a100-80: take more GPUs"):
         advise(question, tmp_path, num_processes=1)
+
+
+def test_a_system_that_lays_itself_out_is_one_alternative_whatever_the_shape():
+    oobleck, fewer = (SystemChoice("oobleck", Shape(pipelines, 2, 12), 1, 0, 0) for pipelines in (4, 3))
+    assert oobleck.is_same_layout(fewer)
+    assert not oobleck.is_same_layout(replace(fewer, tensor_parallel=2))
+    assert not oobleck.is_same_layout(replace(fewer, num_spare_servers=1))
+    recycle, wider = (replace(choice, system=ELASTIC) for choice in (oobleck, fewer))
+    assert not recycle.is_same_layout(wider)
+    assert recycle.is_same_layout(replace(recycle, shared_layers=1))

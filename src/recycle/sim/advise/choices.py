@@ -63,8 +63,10 @@ class SystemChoice:
         return f"{self.system} {size} t{self.tensor_parallel} k{self.shared_layers}"
 
     def is_same_layout(self, other: "SystemChoice") -> bool:
-        """Whether the two differ in shared layers only."""
-        return (self.system, self.shape, self.tensor_parallel) == (other.system, other.shape, other.tensor_parallel)
+        """Whether the two differ in shared layers only, or, if the system lays its pipelines out by itself, in a few workers."""
+        if (self.group, self.tensor_parallel) != (other.group, other.tensor_parallel):
+            return False
+        return self.shape == other.shape or self.system.startswith(_FREE_OF_SHAPE)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
