@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
+from recycle.core.cluster import Worker
 from recycle.core.problem import Problem
 from recycle.core.profile import StageProfile
 from recycle.planner.model.lower_bound import Bounds, lower_bound
@@ -26,7 +27,7 @@ from recycle.sim.advise.memory_needs import memory_problem, never_fits
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.job import SimulatedJob
 from recycle.sim.measured_model import MeasuredModel
-from recycle.sim.policy import Members
+from recycle.sim.policy import Members, all_places
 from recycle.sim.systems.recycle import Recycle
 
 # These run the ops of the job in its shape, so that the bound of its period is theirs, too.
@@ -79,7 +80,7 @@ def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path |
     if problem := never_fits(job, choice.system):
         return Refined(0.0, 0.0, problem)
     system = system_of(question, choice, folder)
-    everybody = frozenset(choice.shape.workers())
+    everybody = all_places(choice.shape)
     decision = system.begin(Members(choice.shape, everybody))
     fault_free = decision.steady_state.samples_per_s
     if not fault_free:
@@ -92,7 +93,7 @@ def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path |
         usual = _median(dead)
         probed |= {usual: _planned_rate(job, system, usual)} if usual else {}
     elif choice.shape.num_workers > 1:
-        one_less = everybody - {next(iter(sorted(everybody)))}
+        one_less = everybody - {Worker(0, 0)}
         if system.begin(Members(choice.shape, one_less)).steady_state.is_down and choice.shape.num_pipelines > 1:
             probed[1] = 0.0  # it needs all its places
     most = 0.0
