@@ -1,6 +1,7 @@
 """`recycle advise`: what it prints and writes, that a second call answers at once, and what a user can get wrong."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,18 @@ def test_a_measured_profile_takes_the_place_of_a_model(cache: Path, tmp_path: Pa
     assert "op times and memory are those of the profile" in page
     tokens = json.loads(output_of(f"{command} --sequence 100 --json"))
     assert tokens["first"]["tokens_per_s"] == pytest.approx(100 * first["samples_per_s"], rel=1e-5)
+
+
+def test_the_verdict_names_the_pipelines_that_a_system_chose_itself(cache: Path) -> None:
+    job = JOB.replace("--systems recycle,replica-drop,checkpoint-restart,oobleck", "--systems oobleck")
+    command = f"{job} --batch 9 --gpus 5 --cache {cache}"
+    first = json.loads(output_of(f"{command} --json"))["first"]
+    verdict = next(line for line in output_of(command).splitlines() if line.startswith("**oobleck: "))
+    sizes = re.match(r"\*\*oobleck: (\d+) pipelines? of (\d+) stages?(?: and (\d+) of (\d+))?, tensor-parallel degree 1", verdict)
+    assert sizes, verdict
+    one, deep, other, shallow = (int(size or 0) for size in sizes.groups())
+    assert one * deep + other * shallow + first["spare_gpus"] == 5
+    assert "9 micro-batches of 1 in all" in verdict
 
 
 def test_a_difference_of_a_thousandth_is_called_a_tie() -> None:

@@ -10,6 +10,7 @@ from recycle.core.errors import UserError
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations as advise_evaluations
 from recycle.sim.advise.advice import advise
+from recycle.sim.advise.choice_facts import choice_facts
 from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, job_of, most_shared
 from recycle.sim.advise.evaluations import simulate_choice
 from recycle.sim.advise.search import MARGIN, SearchLimits
@@ -239,3 +240,14 @@ def test_a_system_that_lays_itself_out_is_one_alternative_whatever_the_shape():
     recycle, wider = (replace(choice, system=ELASTIC) for choice in (oobleck, fewer))
     assert not recycle.is_same_layout(wider)
     assert recycle.is_same_layout(replace(recycle, shared_layers=1))
+
+
+def test_a_schedule_without_bubbles_is_shown_with_the_memory_that_it_takes(folder):
+    choices = {system: SystemChoice(system, Shape(4, 2, 6), 1, 0, 0) for system in ("recycle", "replica-drop-zb", "replica-drop")}
+    needs = {system: choice_facts(QUESTION, choice, folder).memory_bytes for system, choice in choices.items()}
+    assert needs["replica-drop-zb"] == needs["recycle"] > needs["replica-drop"]
+    published, without_bubbles = (
+        choice_facts(QUESTION, SystemChoice(system, Shape(4, 2, 6), 1, 0, 0), folder).memory_bytes
+        for system in ("oobleck", "oobleck-zb")
+    )
+    assert published <= without_bubbles <= QUESTION.planned_gpu.memory_bytes

@@ -42,11 +42,8 @@ def advice_page(advice: Advice, command: str, price: float | None, picture: str 
 
 def _verdict(advice: Advice, price: float | None) -> list[str]:
     first, choice = advice.first, advice.first.choice
-    facts, shape = advice.facts[choice], choice.shape
-    where = (
-        f"{shape.num_pipelines} pipelines of {shape.num_stages} stages, tensor-parallel degree {choice.tensor_parallel}, "
-        f"{shape.num_microbatches} micro-batches of {advice.question.model.microbatch} in each pipeline"
-    )
+    facts = advice.facts[choice]
+    where = f"{_layout_text(facts.depths)}, tensor-parallel degree {choice.tensor_parallel}, {_microbatch_text(advice, choice)}"
     shared = f", {count_text(choice.shared_layers, 'shared layer')}" if choice.shared_layers else ""
     lines = [
         (
@@ -65,6 +62,20 @@ def _verdict(advice: Advice, price: float | None) -> list[str]:
         gap = 1 - second.runs.mean / first.runs.mean
         lines += ["", f"Next is {choice_name(second.choice)}, {gap:.2%} slower. {closeness(first, second)}"]
     return lines
+
+
+def _layout_text(depths: Sequence[int]) -> str:
+    """The pipelines in words: `45 pipelines of 82 stages and 5 of 81`."""
+    (depth, number), *others = sorted(Counter(depths).items(), reverse=True)
+    first = f"{count_text(number, 'pipeline')} of {count_text(depth, 'stage')}"
+    return " and ".join([first, *(f"{number} of {depth}" for depth, number in others)])
+
+
+def _microbatch_text(advice: Advice, choice: SystemChoice) -> str:
+    samples = advice.question.model.microbatch
+    if choice.system.startswith(CUTS_BY_ITSELF):
+        return f"{choice.shape.num_chains:,} micro-batches of {samples} in all"
+    return f"{choice.shape.num_microbatches} micro-batches of {samples} in each pipeline"
 
 
 def closeness(first: FoundChoice, second: FoundChoice) -> str:
@@ -204,4 +215,5 @@ def _assumptions(advice: Advice) -> list[str]:
         f"{question.memory_reserve:.0%} of a GPU's memory are kept free, {format_bytes(question.planned_gpu.memory_bytes)} used",
         f"the samples of a micro-batch are those of the {'profile' if is_measured else 'text of the model'}",
         "goodput is the throughput over the system's own fault-free throughput in the same shape",
+        "-zb: with a schedule without bubbles, which the authors of a system do not have; oobleck-zb has a formula and no plan",
     ]

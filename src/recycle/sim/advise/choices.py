@@ -35,6 +35,8 @@ NOT_TO_CHOOSE = (
 # the last one may keep the shape.
 CUTS_BY_ITSELF = ("oobleck", "varuna", "odyssey")
 _FREE_OF_SHAPE = ("oobleck", "varuna")
+# These run the ops of the job in its shape, so that the bound of its period is theirs, too.
+BOUND_TO_SHAPE = ("recycle", "replica-drop", "checkpoint-restart")
 ELASTIC = "recycle"
 # A plan with cuts takes seconds for so many micro-batches times stages, and far longer for more: there ReCycle re-routes only.
 MOST_CUT_STEPS = 20_000

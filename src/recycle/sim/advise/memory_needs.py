@@ -9,7 +9,7 @@ from typing import Any
 
 from recycle.core.plans.memory_use import memory_use
 from recycle.core.units import format_bytes
-from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of
+from recycle.sim.advise.choices import BOUND_TO_SHAPE, SystemChoice, is_planned, job_of
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.iteration_times import fault_free_plan
 from recycle.sim.job import SimulatedJob
@@ -58,17 +58,25 @@ def depths_of(job: SimulatedJob, system: str, state: Any) -> tuple[int, ...]:
     return (job.shape.num_stages,) * job.shape.num_pipelines
 
 
-def one_f_one_b_bytes(job: SimulatedJob, depths: tuple[int, ...]) -> int:
-    """The memory of the fullest GPU of pipelines of these depths in 1F1B, if layers are spread by time."""
+def one_f_one_b_bytes(job: SimulatedJob, depths: tuple[int, ...], times: int = 1) -> int:
+    """The memory of the fullest GPU of pipelines of these depths in 1F1B, if layers are spread by time.
+
+    `times` as many micro-batches are in flight as in 1F1B.
+    """
     each = -(-job.num_microbatches // len(depths))
     # Oobleck counts the embedding and the head as layers, so that its pipelines may have more stages than the model has layers.
-    return max(most_bytes(job.profile(min(depth, job.model.num_layers)), each) for depth in set(depths))
+    return max(most_bytes(job.profile(min(depth, job.model.num_layers)), each, times) for depth in set(depths))
 
 
 def memory_bytes(question: ClusterQuestion, choice: SystemChoice, depths: tuple[int, ...]) -> int:
-    """The memory of the fullest GPU without failures: by the plan of ReCycle, else by 1F1B, which keeps within the GPU's."""
+    """The memory of the fullest GPU without failures: by the plan, if there is one, else by a schedule that fits in the GPU's.
+
+    Pipelines of unequal depth have no plan here: without bubbles they are taken to hold twice the micro-batches of 1F1B.
+    """
     job = job_of(question, choice)
-    if choice.system != ELASTIC:
+    if not is_planned(choice.system):
         return min(one_f_one_b_bytes(job, depths), job.gpu.memory_bytes)
+    if not choice.system.startswith(BOUND_TO_SHAPE):
+        return min(one_f_one_b_bytes(job, depths, times=2), job.gpu.memory_bytes)
     plan = fault_free_plan(job.problem(shared_layers=choice.shared_layers))
     return max(use.total_bytes for use in memory_use(plan).values())

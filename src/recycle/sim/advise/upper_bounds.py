@@ -22,16 +22,13 @@ from recycle.core.cluster import Worker
 from recycle.core.problem import Problem
 from recycle.core.profile import StageProfile
 from recycle.planner.model.lower_bound import Bounds, lower_bound
-from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
+from recycle.sim.advise.choices import BOUND_TO_SHAPE, ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
 from recycle.sim.advise.memory_needs import memory_problem, never_fits
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.job import SimulatedJob
 from recycle.sim.measured_model import MeasuredModel
 from recycle.sim.policy import Members, all_places
 from recycle.sim.systems.recycle import Recycle
-
-# These run the ops of the job in its shape, so that the bound of its period is theirs, too.
-BOUND_TO_SHAPE = ("recycle", "replica-drop", "checkpoint-restart")
 
 
 @dataclass(frozen=True, slots=True)
