@@ -118,6 +118,29 @@ def test_what_was_found_is_not_computed_again_and_an_interrupted_call_goes_on(fo
     assert [given[1].key for given in calls] == [name.removeprefix("runs ")]
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_call_that_is_interrupted_has_lost_only_what_was_under_way(tmp_path, num_processes):
+    """Eight evaluations of few seconds: the third ends the call, and the next call makes the others."""
+    question = small_question(num_seeds=1, days=2.0, systems=("replica-drop", "checkpoint-restart"))
+    cases = [(question, choice) for choice in all_choices(question)][:8]
+    done = []
+
+    def stop(doing, count):
+        done.append((doing, count))
+        if count == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), advise_evaluations.evaluations(tmp_path, stop, num_processes) as known:
+        known.simulate(cases, "simulating")
+    assert [doing for doing, _ in done] == ["simulating", *(f"simulating: {number} of 8" for number in (1, 2, 3))]
+    again = []
+    with advise_evaluations.evaluations(tmp_path, lambda *given: again.append(given), 1) as known:
+        runs = known.simulate(cases, "simulating")
+        assert known.num_simulated == 8
+    assert again[-1][0] == "simulating: 5 of 5"
+    assert runs == [simulate_choice(*case, tmp_path) for case in cases]
+
+
 def test_a_damaged_cache_is_computed_again(folder, advice):
     path = folder / f"advice-{QUESTION.digest}.json"
     path.write_text(path.read_text().replace('"rates"', '"rages"'))
