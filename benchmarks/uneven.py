@@ -39,6 +39,7 @@ from recycle.profiling.rehearsal import rehearsal_plan
 from recycle.profiling.stage_times import measure_stages
 from recycle.profiling.stopwatch import device_clock_us
 from recycle.profiling.worker_pool import worker_pool
+from recycle.runtime.boundary.boundary_spec import BoundarySpec
 
 SHARED = 1
 _PLAN_S = 20.0
@@ -121,6 +122,11 @@ def make_contests(setup: Setup) -> dict[str, Contest]:
     return contests
 
 
+def boundaries_of(setup: Setup, contest: Contest) -> dict[int, BoundarySpec]:
+    assert contest.plan is not None
+    return setup.job(contest.plan).boundaries()
+
+
 def _worst_load(work_us: list[int], layers: tuple[int, ...], is_v: bool) -> float:
     """The work of the slowest worker over the mean of all."""
     stops = [sum(layers[: stage + 1]) for stage in range(len(layers))]
@@ -135,13 +141,12 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
     setup = race.setup
     with ExitStack() as stack:
         stack.enter_context(hardware(setup))
-        # In a process of its own, which has a slice of the GPU as workers have one.
+        # In a process of its own, which has a slice of the GPU as workers have one, and ends with it.
         with ProcessPoolExecutor(1, get_context("spawn")) as other:
             contests = other.submit(make_contests, setup).result()
-        plan = contests[UNCUT].plan
-        assert plan is not None
+            boundaries = other.submit(boundaries_of, setup, contests[UNCUT]).result()
         trials: dict[str, list[Trial]] = {name: [] for name in contests}
-        make_contender = partial(Contender, setup, setup.job(plan).boundaries())
+        make_contender = partial(Contender, setup, boundaries)
         pool = stack.enter_context(worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]))
         numbers = count(1)
         begin_s = time.monotonic()
@@ -188,7 +193,7 @@ def row(name: str, race: Race) -> Row:
 RACES = {
     "uneven": [Race(3, 4, layers, 24, num_rounds=4, num_iterations=4, is_quick=False) for layers in (12, 16)],
     "two-workers": [Race(1, 2, layers, 24, num_rounds=6, num_iterations=4, is_quick=False) for layers in (4, 6)],
-    "slices": [Race(3, 4, layers, 24, 3, 4, False, begin_within_s=100.0, backend=GPU_SLICES) for layers in (12, 16)],
+    "slices": [Race(3, 4, layers, 24, 3, 4, False, begin_within_s=60.0, backend=GPU_SLICES) for layers in (12, 16)],
 }
 QUICK = {
     "uneven": [Race(3, 4, 12, 6, num_rounds=1, num_iterations=3, is_quick=True)],
@@ -212,7 +217,8 @@ def _sections(name: str, is_quick: bool) -> list[Section]:
     about = (
         f"{pipelines} of {race.stages} stages, {race.microbatches} micro-batches a pipeline, a GPT whose head costs about "
         f"two layers, nobody dead, a process on {_HARDWARE[race.backend]} for each worker; medians of at most {race.num_rounds} "
-        "rounds in which all take turns. Torch's stages have the layers of the best of all static cuts by measured costs; ours begin there, and "
+        "rounds in which all take turns. Torch's stages have the layers of the best of all static cuts by measured costs; ours "
+        "begin there, and "
         f"with cuts {SHARED} layer on either side of a boundary is shared. "
         '"Worst load" is the work of the slowest worker over the mean, "over torch" the speed over the fastest of torch\'s.'
     )
