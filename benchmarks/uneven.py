@@ -26,6 +26,7 @@ import torch
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
 
 import recycle
+from recycle.core.layer_sums import with_layer_counts
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware.contenders import Contender, ContenderTurn
@@ -35,9 +36,8 @@ from recycle.evaluate.hardware.setup import CPU_CORES, GPU_SLICES, Setup
 from recycle.evaluate.hardware.static_cuts import best_static_cut, layer_work_us
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B, TORCH_ZBV, TORCH_ZERO_BUBBLE
 from recycle.profiling.machine import one_thread
-from recycle.profiling.rehearsal import rehearsal_plan
+from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.profiling.stage_times import measure_stages
-from recycle.profiling.stopwatch import device_clock_us
 from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 
@@ -91,16 +91,24 @@ class Contest:
 
 
 def measured_profile(setup: Setup, layers: tuple[int, ...] | None = None) -> Profile:
-    """The costs of the stages and of their layers: on cores in processor time, because other load would make some layers dear."""
+    """The costs of the stages and of their layers.
+
+    On cores in processor time, because other load would make some layers dear. On a GPU with all workers at once, because they
+    share its memory's bandwidth.
+    """
+    if setup.is_gpu:
+        found = rehearsed(setup)
+        return with_layer_counts(found, layers) if layers is not None else found
     job = setup.job(rehearsal_plan(setup.shape, is_split=True))
     if layers is not None:
         job = replace(job, stages=setup.modules(layers=layers))
     with one_thread():
-        return measure_stages(job, num_repeats=8, clock_us=device_clock_us if setup.is_gpu else _processor_us)
+        return measure_stages(job, num_repeats=8, clock_us=lambda: time.process_time_ns() / 1000)
 
 
-def _processor_us() -> float:
-    return time.process_time_ns() / 1000
+@cache
+def rehearsed(setup: Setup) -> Profile:
+    return rehearse(setup.job(rehearsal_plan(setup.shape, is_split=True)), setup.model, Patience(most_rounds=3)).profile
 
 
 def make_contests(setup: Setup) -> dict[str, Contest]:
@@ -193,7 +201,7 @@ def row(name: str, race: Race) -> Row:
 RACES = {
     "uneven": [Race(3, 4, layers, 24, num_rounds=4, num_iterations=4, is_quick=False) for layers in (12, 16)],
     "two-workers": [Race(1, 2, layers, 24, num_rounds=6, num_iterations=4, is_quick=False) for layers in (4, 6)],
-    "slices": [Race(3, 4, layers, 24, 3, 4, False, begin_within_s=60.0, backend=GPU_SLICES) for layers in (12, 16)],
+    "slices": [Race(3, 4, layers, 24, 2, 4, False, begin_within_s=60.0, backend=GPU_SLICES) for layers in (12, 16)],
 }
 QUICK = {
     "uneven": [Race(3, 4, 12, 6, num_rounds=1, num_iterations=3, is_quick=True)],
