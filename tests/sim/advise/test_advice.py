@@ -215,8 +215,8 @@ def test_with_few_simulations_every_system_that_runs_still_has_a_choice(advice, 
 
 def test_a_large_cluster_is_searched_with_fewer_simulations_and_a_small_one_as_ever():
     assert SearchLimits.of(64) == SearchLimits.of(1024) == SearchLimits(16, 16, 400)
-    assert SearchLimits.of(16_384) == SearchLimits(4, 2, 32)
-    assert SearchLimits.of(131_072) == SearchLimits(4, 2, 24)
+    assert SearchLimits.of(16_384) == SearchLimits(4, 2, 32, most_rivals=4)
+    assert SearchLimits.of(131_072) == SearchLimits(4, 2, 24, most_rivals=4)
 
 
 def test_the_same_servers_fail_at_the_same_times_in_every_shape():

@@ -10,10 +10,8 @@ from recycle.sim.advise.choice_facts import ChoiceFacts
 from recycle.sim.advise.choices import SystemChoice
 from recycle.sim.advise.evaluations import Tick, evaluations
 from recycle.sim.advise.question import ClusterQuestion, to_plain
-from recycle.sim.advise.search import NUM_ALTERNATIVES, FoundChoice, GroupResult, SearchResult, search
+from recycle.sim.advise.search import NUM_ALTERNATIVES, FoundChoice, GroupResult, SearchLimits, SearchResult, search
 from recycle.sim.advise.verdict import Crossing, Sensitivity, sensitivity
-
-_MOST_RIVALS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,8 @@ def advise(
                 "take more GPUs, GPUs with more memory, or a larger --batch-tolerance"
             )
         first, alternatives = found.ranked[0], _alternatives(found.ranked)
-        changes = sensitivity(question, first.choice, _rivals(found, alternatives), known)
+        rivals = _rivals(found, alternatives, SearchLimits.of(question.num_gpus).most_rivals)
+        changes = sensitivity(question, first.choice, rivals, known)
         shown = [first, *alternatives, *(group.best for group in found.groups.values() if group.best)]
         facts = known.facts(question, list(dict.fromkeys(one.choice for one in shown)), "measuring memory")
     return Advice(question, first, alternatives, found, facts, changes)
@@ -119,8 +118,8 @@ def _alternatives(ranked: Sequence[FoundChoice]) -> list[FoundChoice]:
     return kept[1:]
 
 
-def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice]) -> list[SystemChoice]:
-    """The closest alternative, the own system with spares (or without), and the best of other systems, each once.
+def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice], most: int) -> list[SystemChoice]:
+    """The closest alternative, the own system with spares (or without), and the best of other systems, each once, up to `most`.
 
     Other shapes of a system react to failures like its best one, so that more of them would say little.
     """
@@ -130,7 +129,7 @@ def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice]) -> list[Sy
     rivals = list(dict.fromkeys(one.choice for one in wanted))
     known = {first.system, *(choice.system for choice in rivals)}
     for one in found.ranked:
-        if one.choice.system not in known and len(rivals) < _MOST_RIVALS:
+        if one.choice.system not in known and len(rivals) < most:
             rivals.append(one.choice)
             known.add(one.choice.system)
     return rivals

@@ -38,7 +38,7 @@ class FoundChoice:
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """How many choices of a group are simulated and asked at most, and how many are asked in a round.
+    """How many choices of a group are simulated and asked at most, and with how many rivals the first choice is compared.
 
     A simulation and a step take time in proportion to the workers, so that there are fewer of them in a large cluster; fewest in
     a group that has no choice among the best of all.
@@ -47,11 +47,14 @@ class SearchLimits:
     most_simulated: int
     most_behind: int
     most_asked: int
+    most_rivals: int = 5
 
     @staticmethod
     def of(num_gpus: int) -> "SearchLimits":
         most_simulated, most_asked = max(4, min(16, 65_536 // num_gpus)), max(24, min(400, 524_288 // num_gpus))
-        return SearchLimits(most_simulated, most_simulated if num_gpus <= 4096 else most_simulated // 2, most_asked)
+        if num_gpus <= 4096:
+            return SearchLimits(most_simulated, most_simulated, most_asked)
+        return SearchLimits(most_simulated, most_simulated // 2, most_asked, most_rivals=4)
 
     @property
     def most_in_vain(self) -> int:
