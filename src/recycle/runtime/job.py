@@ -22,11 +22,13 @@ from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_sam
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
-from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource, OrderedMicroBatches
+from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, OrderedMicroBatches
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
+from recycle.runtime.data.joining import make_join
+from recycle.runtime.data.make_source import is_source, micro_batches_of
 from recycle.runtime.options import TrainOptions, refuse_count
 
 # Of the trial with one micro-batch: a stage and its layers one after the other draw the same numbers.
@@ -125,19 +127,18 @@ class Job:
     @property
     def microbatches(self) -> MicroBatchSource:
         """The micro-batches by their address: those of the dataset in the order that the seed selects, or a source as it is."""
-        data: Any = self.dataset
-        return data if self._is_source else MicroBatches(data, self.shape, self.samples, self.options.seed)
+        return micro_batches_of(self.dataset, self.shape, self.samples, self.options.seed, self.options.data)
 
     @property
     def evaluation_batches(self) -> OrderedMicroBatches | None:
         """The micro-batches of the evaluation data, in their order; None if nothing is evaluated."""
         data = self.options.evaluation.data
-        return None if data is None else OrderedMicroBatches(data, self.samples)
+        return None if data is None else OrderedMicroBatches(data, self.samples, make_join(self.options.data))
 
     @property
     def _is_source(self) -> bool:
         """Whether the data are micro-batches by pipeline and index, and no dataset."""
-        return hasattr(self.dataset, "get") and not hasattr(self.dataset, "__getitem__")
+        return is_source(self.dataset)
 
     @property
     def samples_per_step(self) -> int:

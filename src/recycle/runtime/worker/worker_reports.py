@@ -56,7 +56,10 @@ class EvaluationDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished:
-    """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state."""
+    """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state.
+
+    In `trained_us` of all its epochs its ops waited `data_wait_us` for data.
+    """
 
     worker: Worker
     digest: str
@@ -64,6 +67,8 @@ class WorkerFinished:
     activation_bytes: int
     epoch: int
     static_bytes: int = 0
+    data_wait_us: int = 0
+    trained_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
