@@ -1,5 +1,6 @@
 """Runs of real processes on data of many kinds: undisturbed, with workers that die, and killed and resumed."""
 
+import datasets
 import torch
 from torch import nn
 
@@ -49,3 +50,58 @@ def run(dataset, *lines, steps=6, data=None, out=None, resume=False, every=0, sh
     plan = recycle.solve(wanted, "greedy", effort=20_000)
     job = Job(plan, stages(), dataset, nn.functional.mse_loss, lambda p: optimizer(p, lr=0.05), steps, samples, out, options)
     return launch(job, watch or (lambda event: None))
+
+
+class Counted:
+    """A stream of numbered samples without a state. Positions in it are reached by reading."""
+
+    def __init__(self, num_samples=400):
+        self.num_samples = num_samples
+
+    def __iter__(self):
+        for number in range(self.num_samples):
+            yield self.sample(number)
+
+    def sample(self, number):
+        x = number + torch.rand(WIDTH)
+        return x / 100, x.roll(1).sin()
+
+
+class Stateful(Counted):
+    """A stream that knows where it is, and can be divided. `max_skipped` samples are read again at most."""
+
+    def __init__(self, num_samples=400, part=(1, 0)):
+        super().__init__(num_samples)
+        self.part, self.next = part, 0
+
+    def shard(self, num_shards, index):
+        return Stateful(self.num_samples, (num_shards, index))
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+    def __iter__(self):
+        num_parts, index = self.part
+        while self.next * num_parts + index < self.num_samples:
+            self.next += 1
+            yield self.sample((self.next - 1) * num_parts + index)
+        self.next = 0
+
+
+def hugging_face():
+    """A stream of Hugging Face, of rows that are mapped as they are read."""
+    rows = datasets.Dataset.from_dict({"number": list(range(200))}).to_iterable_dataset(num_shards=6)
+    return rows.map(_with_numbers)
+
+
+def _with_numbers(row):
+    return {"x": [(row["number"] + each) / 200 for each in range(WIDTH)]}
+
+
+def joined_rows(rows):
+    """Collate rows of Hugging Face."""
+    x = torch.tensor([row["x"] for row in rows])
+    return x, x.roll(1, -1).sin()

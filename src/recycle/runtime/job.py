@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_act
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
 from recycle.runtime.data.joining import make_join
 from recycle.runtime.data.make_source import is_source, micro_batches_of
+from recycle.runtime.data.torch_loaders import is_loader, unwrapped
 from recycle.runtime.options import TrainOptions, refuse_count
 
 # Of the trial with one micro-batch: a stage and its layers one after the other draw the same numbers.
@@ -80,6 +81,11 @@ class Job:
     options: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
+        if is_loader(self.dataset):
+            dataset, samples, data = unwrapped(self.dataset, self.samples, self.options.data)
+            object.__setattr__(self, "dataset", dataset)
+            object.__setattr__(self, "samples", samples)
+            object.__setattr__(self, "options", replace(self.options, data=data))
         refuse_count("the number of steps", self.steps, 1)
         if not isinstance(self.plan, Plan | Shape):
             raise UserError(f"the plan is {self.plan!r}, but it must be a Plan or a Shape")

@@ -7,6 +7,8 @@ from recycle.runtime.compute.microbatches import MicroBatches, MicroBatchSource,
 from recycle.runtime.data.data_options import SEQUENTIAL, SHUFFLED, DataOptions
 from recycle.runtime.data.joining import make_join
 from recycle.runtime.data.sample_orders import SampledOrder, SequentialOrder
+from recycle.runtime.data.stream_batches import StreamBatches
+from recycle.runtime.data.streams import is_stream
 
 
 def is_source(dataset: Any) -> bool:
@@ -19,6 +21,8 @@ def micro_batches_of(dataset: Any, shape: Shape, samples: int, seed: int, option
     if is_source(dataset):
         made: MicroBatchSource = dataset
         return made
+    if is_stream(dataset):
+        return StreamBatches(dataset, shape, samples, seed, options.repeats, make_join(options))
     order = _order(options, len(dataset) if hasattr(dataset, "__len__") else 0, seed)
     return MicroBatches(dataset, shape, samples, seed, order, make_join(options))
 

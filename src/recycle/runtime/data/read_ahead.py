@@ -37,17 +37,20 @@ class LoaderDied(Exception):
 class StreamReader(Protocol):
     """A source that reads streams. It keeps the positions in them that loader processes have reached."""
 
-    is_divided: bool
-    """Whether the micro-batches of a step have streams of their own, or all one."""
+    def part_of(self, pipeline: int, index: int) -> int: ...
 
     def positions_after(self, step: int, pipeline: int, index: int) -> Mapping[Any, Any]: ...
 
     def keep_positions(self, positions: Mapping[Any, Any]) -> None: ...
 
 
-def num_readers(source: StreamReader, num_places: int) -> int:
-    """How many processes can read the streams of so many places."""
-    return num_places if source.is_divided else 1
+def lanes_of(source: MicroBatchSource, places: Sequence[tuple[int, int]], num_processes: int) -> tuple[list[int], int]:
+    """The lane of each place, and how many processes each lane has. All places of a part of a stream are in one lane."""
+    if not isinstance(source, StreamReader):
+        return [0] * len(places), num_processes
+    parts = [source.part_of(*place) for place in places]
+    order = {part: number for number, part in enumerate(dict.fromkeys(parts))}
+    return [order[part] % num_processes for part in parts], 1
 
 
 class MicroBatchReader(Protocol):
@@ -69,6 +72,8 @@ class DirectReader:
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
         start_ns = time.monotonic_ns()
         made = self._source.get(step, pipeline, index)
+        if isinstance(self._source, StreamReader):
+            self._source.keep_positions(self._source.positions_after(step, pipeline, index))
         self.waited_us += (time.monotonic_ns() - start_ns) // 1000
         return made
 
@@ -101,10 +106,8 @@ class ReadAhead:
         self._children: list[Any] = []
         self._pin_to = pin_to
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores: they may wait for disks
-        # A process that reads a stream reads the same places in every step.
-        most = num_readers(source, len(places)) if isinstance(source, StreamReader) else 0
-        self._num_lanes, processes = (min(options.loader_processes, most), 1) if most else (1, options.loader_processes)
-        self._loaders = [self._loader(lane, processes, takes) for lane in range(self._num_lanes)]
+        self._lanes, processes = lanes_of(source, places, options.loader_processes)
+        self._loaders = [self._loader(lane, processes, takes) for lane in range(max(self._lanes) + 1)]
         # A daemon: it ends when it notices that its processes have ended, which may be after the worker has gone on.
         threading.Thread(target=self._read, name="reading data", daemon=True).start()
         self._has_started.wait()
@@ -189,9 +192,9 @@ class ReadAhead:
     def _addresses(self, lane: int | None = None) -> Iterator[tuple[int, Address]]:
         """The lane and the address of every micro-batch in order, or those of one lane."""
         for step in self._steps:
-            for number, place in enumerate(self._places):
-                if lane is None or number % self._num_lanes == lane:
-                    yield number % self._num_lanes, (step, *place)
+            for place, own in zip(self._places, self._lanes, strict=True):
+                if lane is None or own == lane:
+                    yield own, (step, *place)
 
     def _read(self) -> None:
         try:

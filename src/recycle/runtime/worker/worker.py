@@ -248,8 +248,12 @@ class _WorkerProcess:
         self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration + 1} on")
         stage.move_to(view, start, self._set_device())
 
+        data = self._data
+        assert data is not None
+
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
+            data.exchange_positions(store, view)
             self._injector.find_link_ends(store, view.worker, self._preferred_place)
             device, address = self._set_device(), self._control.own_address
             watched = self._control.activity, stage.timer, self._injector.delay_s_to
@@ -262,8 +266,7 @@ class _WorkerProcess:
         stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        assert self._data is not None
-        samples = self._data.begin(place, program.instructions, start.iteration if not start.only_saves else self._spec.num_steps)
+        samples = data.begin(place, program.instructions, start.iteration if not start.only_saves else self._spec.num_steps)
         told = on_progress, activity, self._injector.speed_in
         trainer = make_trainer(stage.spec, program, view, stage.state, transport, *told, samples)
         regrouped_us = now_us()

@@ -1,16 +1,22 @@
 """`WorkerData`: how a worker process reads its micro-batches: by itself, or ahead by loader processes. It outlives an epoch."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 
 from recycle.core.cluster import Worker
+from recycle.core.errors import FileProblem
 from recycle.core.op import Kind
 from recycle.runtime.data.read_ahead import DirectReader, MicroBatchReader, ReadAhead
+from recycle.runtime.data.stream_batches import StreamBatches, positions_from_json, positions_to_json
 from recycle.runtime.execute.row_program import Instruction
-from recycle.runtime.transport.specs import TransportBroken
+from recycle.runtime.transport.specs import GroupView, TransportBroken
 from recycle.runtime.worker.control_thread import ControlThread
+from recycle.runtime.worker.worker_reports import WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
 
@@ -26,11 +32,27 @@ class WorkerData:
         self._began_s = 0.0
         self.waited_us = self.trained_us = 0
 
+    def exchange_positions(self, store: Any, view: GroupView) -> None:
+        """Tell all workers of an epoch that read streams how far this one has come in them, and learn that from them.
+
+        Who takes over a micro-batch then begins where its reader was. All of them must call this.
+        """
+        source, last_stage = self._spec.microbatches, self._spec.shape.num_stages - 1
+        if not isinstance(source, StreamBatches) or view.worker.stage not in (0, last_stage):
+            return
+        store.set(f"positions/{view.worker}", json.dumps(positions_to_json(source.known_positions())))
+        readers = [other for other in view.others if other.stage in (0, last_stage)]
+        for other in readers:
+            with suppress(FileProblem):  # a position is a hint
+                source.keep_positions(positions_from_json(store.get(f"positions/{other}")))
+
     def begin(self, place: Worker, instructions: Sequence[Instruction], iteration: int) -> MicroBatchReader:
         """Begin to read the micro-batches of a row, from an iteration on."""
         assert self._reader is None
         options, last_stage = self._spec.options, self._spec.shape.num_stages - 1
         places = [(each.microbatch.pipeline, each.microbatch.index) for each in instructions if each.kind is Kind.F]
+        if place.stage in (0, last_stage) and iteration < self._spec.num_steps:
+            self._warn_of_skipped(place, places, iteration)
         is_read_ahead = options.data.loader_processes > 0 and place.stage in (0, last_stage) and places
         if is_read_ahead and iteration < self._spec.num_steps:
             self._reader = ReadAhead(
@@ -46,6 +68,17 @@ class WorkerData:
             self._reader = DirectReader(self._spec.microbatches)
         self._began_s = time.monotonic()
         return self._reader
+
+    def _warn_of_skipped(self, place: Worker, places: Sequence[tuple[int, int]], iteration: int) -> None:
+        source = self._spec.microbatches
+        again = (
+            max((source.num_again(iteration, *each) for each in places), default=0) if isinstance(source, StreamBatches) else 0
+        )
+        if again:
+            text = (
+                f"{again} samples of the stream are read again to get to step {iteration + 1}, because it has no state that leads"
+            )
+            self._control.report(WorkerWarned(place, f"{text} there: give the dataset state_dict and load_state_dict"))
 
     def end(self) -> None:
         """Stop reading, and end the loader processes."""

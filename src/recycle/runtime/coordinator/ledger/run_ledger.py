@@ -308,6 +308,7 @@ class RunLedger:
         pending.losses |= report.losses
         pending.verdict = report.verdict
         pending.checksums[member] = report.checksum
+        self.checkpoints.keep_positions(report.iteration + 1, report.positions)
         pending.ran[member] = report.worker, report.ran.shifted(-self._begin_us)
         self._write_if_complete(report.iteration)
 
