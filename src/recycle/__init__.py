@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from recycle.runtime.compute.learning_rate import TorchSchedule
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.data.data_options import DataOptions, Padding
+    from recycle.runtime.data.packing import pack
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
     from recycle.sim.campaign.campaign import simulate
@@ -70,6 +71,7 @@ _FOUND_IN = {
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
     "MlflowLogger": "loggers.mlflow_logger",
+    "pack": "runtime.data.packing",
     "Padding": "runtime.data.data_options",
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
@@ -117,6 +119,7 @@ __all__ = [
     "load",
     "load_model",
     "measure",
+    "pack",
     "problem",
     "recut",
     "replay",

@@ -11,7 +11,7 @@ from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
 
-SHAPE, SAMPLES, WIDTH = (2, 2, 3), 2, 8
+SHAPE, SAMPLES, WIDTH, SEED = (2, 2, 3), 2, 8, 7
 
 
 class Augmented:
@@ -34,22 +34,39 @@ def problem():
     return recycle.problem(*SHAPE, costs=(10, 13, 9), comm=1)
 
 
-def run(dataset, *lines, steps=6, data=None, out=None, resume=False, every=0, shape_of_plan=None, samples=SAMPLES, watch=None):
+def token_stages():
+    torch.manual_seed(4)
+    return [nn.Sequential(nn.Embedding(20, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Linear(WIDTH, 20)]
+
+
+def token_loss(made, targets):
+    return nn.functional.cross_entropy(made.flatten(0, 1), targets.flatten())
+
+
+class Sentences:
+    """Sequences of tokens of different lengths, up to nine; the next token is to be predicted."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number):
+        ids = torch.arange(3 + number % 7) * (number + 1) % 20
+        return ids, ids.roll(-1)
+
+
+def run(dataset, *lines, steps=6, data=None, out=None, resume=False, every=0, model=stages, loss=nn.functional.mse_loss):
     """Train on `dataset` with workers that fail by the script `lines`; return the summary."""
     wanted = problem()
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
     failures = FailureOptions(Planner(wanted), Script.of(injections, wanted.shape, steps), lease_s=5.0, restarts=0)
-    options = TrainOptions(
-        7,
-        True,
-        data=data or recycle.DataOptions(),
-        checkpoint=CheckpointOptions(every, keep=50, resume=resume),
-        failures=failures,
-    )
-    optimizer = torch.optim.SGD
+    checkpoint = CheckpointOptions(every, keep=50, resume=resume)
+    options = TrainOptions(SEED, True, data=data or recycle.DataOptions(), checkpoint=checkpoint, failures=failures)
     plan = recycle.solve(wanted, "greedy", effort=20_000)
-    job = Job(plan, stages(), dataset, nn.functional.mse_loss, lambda p: optimizer(p, lr=0.05), steps, samples, out, options)
-    return launch(job, watch or (lambda event: None))
+    return launch(Job(plan, model(), dataset, loss, sgd, steps, SAMPLES, out, options))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05)
 
 
 class Counted:
@@ -105,3 +122,10 @@ def joined_rows(rows):
     """Collate rows of Hugging Face."""
     x = torch.tensor([row["x"] for row in rows])
     return x, x.roll(1, -1).sin()
+
+
+class Broken(Augmented):
+    """A dataset in which one sample cannot be made, which is read in the second step at the latest."""
+
+    def __getitem__(self, number):
+        return super().__getitem__(number if number % 20 else number // 0)

@@ -22,7 +22,7 @@ from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_sam
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
-from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, OrderedMicroBatches
+from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, OrderedMicroBatches, largest_of
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
@@ -108,7 +108,7 @@ class Job:
             raise UserError("resume goes on in a run folder: name it with out")
         _ = self.microbatches  # refuses a dataset that is too small
         if (evaluation := self.evaluation_batches) is not None:
-            _refuse_other_samples(self.microbatches.get(0, 0, 0), evaluation[0])
+            _refuse_other_samples(self.microbatches.get(0, 0, 0), evaluation[0], self.has_lengths)
 
     @property
     def shape(self) -> Shape:
@@ -142,13 +142,18 @@ class Job:
         return None if data is None else OrderedMicroBatches(data, self.samples, make_join(self.options.data))
 
     @property
+    def has_lengths(self) -> bool:
+        """Whether micro-batches have lengths of their own, up to that of the padding."""
+        return self.options.data.padding is not None
+
+    @property
     def _is_source(self) -> bool:
         """Whether the data are micro-batches by pipeline and index, and no dataset."""
         return is_source(self.dataset)
 
     @property
     def samples_per_step(self) -> int:
-        inputs, _ = self.microbatches.get(0, 0, 0)
+        inputs, _ = largest_of(self.microbatches)
         return self.shape.num_chains * num_samples_in(inputs)
 
     @property
@@ -193,7 +198,7 @@ class Job:
     def boundaries(self) -> dict[int, BoundarySpec]:
         """The output of each stage but the last, found with one micro-batch; the modules are left as they were."""
         specs: dict[int, BoundarySpec] = {}
-        inputs, targets = self.microbatches.get(0, 0, 0)
+        inputs, targets = largest_of(self.microbatches)
         device = torch.device(self.options.device)
         output: Nest = map_tensors(lambda tensor: tensor.to(device), inputs)
         last, has_layers = len(self.stages) - 1, self.layers is not None
@@ -216,7 +221,7 @@ class Job:
                     torch.manual_seed(_TRIAL_SEED)
                     output = _with_paths(on_device, given, is_first=number == 0)
                 if number < last:
-                    specs[number] = BoundarySpec.of(output)
+                    specs[number] = BoundarySpec.of(output, self.has_lengths)
         return specs
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -247,10 +252,10 @@ class Job:
         }
 
 
-def _refuse_other_samples(training: tuple[Nest, Nest], evaluation: tuple[Nest, Nest]) -> None:
+def _refuse_other_samples(training: tuple[Nest, Nest], evaluation: tuple[Nest, Nest], has_lengths: bool) -> None:
     """Raise if the evaluation data look otherwise than those of the training, so that stages could not send them on."""
     for what, one, other in zip(("inputs", "targets"), training, evaluation, strict=True):
-        if BoundarySpec.of(one) != BoundarySpec.of(other):
+        if not BoundarySpec.of(one, has_lengths).is_alike(other):
             raise UserError(
                 f"the {what} of the evaluation data are {described(other)} in a micro-batch, but those of the training are "
                 f"{described(one)}: both must be alike"

@@ -45,6 +45,12 @@ class MicroBatchSource(Protocol):
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]: ...
 
 
+def largest_of(source: MicroBatchSource) -> tuple[Nest, Nest]:
+    """A micro-batch of the greatest shapes that a source may make: the first one, if all have the same."""
+    made: tuple[Nest, Nest] = source.largest() if hasattr(source, "largest") else source.get(0, 0, 0)
+    return made
+
+
 class SampleOrder(Protocol):
     """The order of samples: the number of the sample at each position of each pass over the data."""
 
