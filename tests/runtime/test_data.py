@@ -86,7 +86,7 @@ def test_a_checkpoint_has_the_positions_of_all_parts_of_a_stream(undisturbed):
 
 
 def test_micro_batches_of_different_lengths_pass_between_stages():
-    """The losses are those of one process that trains the whole model on the same micro-batches, and hashes those of each other."""
+    """The losses are those of one process that trains the whole model on the same micro-batches; a death changes no bit."""
     data = DataOptions(padding=Padding(12))
     how = {"steps": 4, "model": token_stages, "loss": token_loss}
     whole = run(Sentences(), data=data, **how)

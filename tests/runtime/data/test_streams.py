@@ -148,7 +148,7 @@ def test_a_state_spares_reading_again_and_the_lack_of_one_is_told():
             for address in addresses(range(50)):
                 source.get(*address)
                 source.keep_positions(source.positions_after(*address))
-        assert source.num_again(49 if num_again else 1, 0, 0) == num_again
+        assert source.num_again(49 if num_again else 1, [(0, 0), (1, 2)]) == num_again
 
 
 def test_a_plain_stream_is_read_again_from_its_beginning_only_where_it_must():

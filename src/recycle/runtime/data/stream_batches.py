@@ -6,7 +6,7 @@ others can begin there.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from recycle.core.cluster import Shape
@@ -14,7 +14,7 @@ from recycle.core.errors import FileProblem
 from recycle.runtime.boundary.nests import Nest
 from recycle.runtime.compute.microbatches import JoinSamples, SameStructure, StackedSamples
 from recycle.runtime.data.data_options import refuse_count
-from recycle.runtime.data.streams import SampleStream, StreamPosition, has_state, num_parts_of, refuse_one_way
+from recycle.runtime.data.streams import SampleStream, StreamPosition, num_parts_of, refuse_one_way
 
 # Positions of so many last steps are kept of each part: a step may be taken back, and a worker be a step behind.
 _KEPT_STEPS = 4
@@ -122,17 +122,19 @@ class StreamBatches:
     def known_positions(self) -> Positions:
         return self._known
 
-    def num_again(self, step: int, pipeline: int, index: int) -> int:
-        """How many samples are read again by a reader that begins with a micro-batch, beyond the steps that are always near."""
-        part, wanted = self.part_of(pipeline, index), self._num_before(step, pipeline, index)
-        position = self._nearest(part, wanted)
-        behind = (wanted - position.num_microbatches) * self._microbatch
-        again = behind + (position.num_samples if position.state is None else 0)
-        return again if again > _KEPT_STEPS * self._num_in_step * self._microbatch else 0
-
-    @property
-    def has_state(self) -> bool:
-        return has_state(self._dataset)
+    def num_again(self, step: int, places: Sequence[tuple[int, int]]) -> int:
+        """How many samples a reader of these micro-batches reads again before a step; 0 if they are those of a few steps."""
+        firsts: dict[int, int] = {}
+        for place in places:
+            wanted = self._num_before(step, *place)
+            firsts[self.part_of(*place)] = min(wanted, firsts.get(self.part_of(*place), wanted))
+        total = 0
+        for part, wanted in firsts.items():
+            position = self._nearest(part, wanted)
+            again = (wanted - position.num_microbatches) * self._microbatch
+            again += position.num_samples if position.state is None else 0
+            total += again if again > _KEPT_STEPS * self._num_in_step * self._microbatch else 0
+        return total
 
     def _nearest(self, part: int, wanted: int) -> StreamPosition:
         known = self._known.get(part, {})

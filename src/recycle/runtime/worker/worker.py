@@ -250,6 +250,9 @@ class _WorkerProcess:
 
         data = self._data
         assert data is not None
+        reads = place, program.instructions, start.iteration if not start.only_saves else self._spec.num_steps
+        if not data.reads_streams:  # samples are made while workers connect
+            data.begin(*reads)
 
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
@@ -266,7 +269,7 @@ class _WorkerProcess:
         stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        samples = data.begin(place, program.instructions, start.iteration if not start.only_saves else self._spec.num_steps)
+        samples = data.reader() if not data.reads_streams else data.begin(*reads)
         told = on_progress, activity, self._injector.speed_in
         trainer = make_trainer(stage.spec, program, view, stage.state, transport, *told, samples)
         regrouped_us = now_us()

@@ -32,6 +32,16 @@ class WorkerData:
         self._began_s = 0.0
         self.waited_us = self.trained_us = 0
 
+    @property
+    def reads_streams(self) -> bool:
+        """Whether positions in streams must be exchanged before it begins to read."""
+        return isinstance(self._spec.microbatches, StreamBatches)
+
+    def reader(self) -> MicroBatchReader:
+        """What reads the micro-batches of the present row."""
+        assert self._reader is not None
+        return self._reader
+
     def exchange_positions(self, store: Any, view: GroupView) -> None:
         """Tell all workers of an epoch that read streams how far this one has come in them, and learn that from them.
 
@@ -48,7 +58,7 @@ class WorkerData:
 
     def begin(self, place: Worker, instructions: Sequence[Instruction], iteration: int) -> MicroBatchReader:
         """Begin to read the micro-batches of a row, from an iteration on."""
-        assert self._reader is None
+        self.end()
         options, last_stage = self._spec.options, self._spec.shape.num_stages - 1
         places = [(each.microbatch.pipeline, each.microbatch.index) for each in instructions if each.kind is Kind.F]
         if place.stage in (0, last_stage) and iteration < self._spec.num_steps:
@@ -71,9 +81,7 @@ class WorkerData:
 
     def _warn_of_skipped(self, place: Worker, places: Sequence[tuple[int, int]], iteration: int) -> None:
         source = self._spec.microbatches
-        again = (
-            max((source.num_again(iteration, *each) for each in places), default=0) if isinstance(source, StreamBatches) else 0
-        )
+        again = source.num_again(iteration, places) if isinstance(source, StreamBatches) else 0
         if again:
             text = (
                 f"{again} samples of the stream are read again to get to step {iteration + 1}, because it has no state that leads"
