@@ -37,7 +37,7 @@ class Slowly(torch.autograd.Function):
         return given.clone()
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         time.sleep(2 * OP_MS / 1e3)
         return gradient
 
@@ -86,7 +86,7 @@ def sections(name: str, is_quick: bool) -> list[Section]:
     pipelines, stages, microbatches = SHAPE
     about = (
         f"{pipelines} pipelines of {stages} stages, {microbatches} micro-batches of {SAMPLES} sample each; ops of {OP_MS} ms (a "
-        f"whole backward pass {2 * OP_MS} ms), samples of {SAMPLE_MS} ms. Ops and samples sleep in the place of computing, so that "
+        f"whole backward pass {2 * OP_MS} ms), samples of {SAMPLE_MS} ms. Ops and samples sleep and compute nothing, so that "
         "two cores are enough. All workers read, since all are of the first or the last stage. The share is that of a worker's "
         f"whole time in training, the wait for the first sample included; the best of {runs} runs of {steps} steps. "
         "Without loader processes, as before this release, a worker makes samples between its ops. The target: less than "
