@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.compute.learning_rate import TorchSchedule
     from recycle.runtime.cutting.cut import cut, recut
+    from recycle.runtime.data.data_options import DataOptions, Padding
+    from recycle.runtime.data.packing import pack
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
     from recycle.sim.campaign.campaign import simulate
@@ -64,10 +66,13 @@ _FOUND_IN = {
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
     "CsvLogger": "loggers.csv_logger",
+    "DataOptions": "runtime.data.data_options",
     "EvaluationOptions": "runtime.options",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
     "MlflowLogger": "loggers.mlflow_logger",
+    "pack": "runtime.data.packing",
+    "Padding": "runtime.data.data_options",
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
@@ -84,12 +89,14 @@ __all__ = [
     "Cluster",
     "Conditions",
     "CsvLogger",
+    "DataOptions",
     "EvaluationOptions",
     "FailureOptions",
     "Job",
     "Library",
     "Memory",
     "MlflowLogger",
+    "Padding",
     "Plan",
     "Planner",
     "Problem",
@@ -112,6 +119,7 @@ __all__ = [
     "load",
     "load_model",
     "measure",
+    "pack",
     "problem",
     "recut",
     "replay",

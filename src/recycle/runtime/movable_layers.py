@@ -11,6 +11,7 @@ from recycle.core.plans.plan_source import LayerMovingSource
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.boundary.nests import Nest, map_tensors, tensors_in, unsendable_part
 from recycle.runtime.compute.elastic_stage import layers_of
+from recycle.runtime.compute.microbatches import largest_of
 from recycle.runtime.compute.stage import cast, passed_on
 from recycle.runtime.job import Job
 
@@ -41,7 +42,7 @@ def _is_of_torch(job: Job) -> bool:
 def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
     """The outputs of all layers but the last; empty if one of them cannot be sent, or a layer changes what it is given."""
     device, found = torch.device(job.options.device), list[BoundarySpec]()
-    made: Nest = map_tensors(lambda tensor: tensor.to(device), job.microbatches.get(0, 0, 0)[0])
+    made: Nest = map_tensors(lambda tensor: tensor.to(device), largest_of(job.microbatches)[0])
     layers = [layer for stage in job.stages for layer in layers_of(stage)]
     with torch.enable_grad(), torch.random.fork_rng(), cast(device, job.options.autocast):
         for layer in layers[:-1]:
@@ -54,5 +55,5 @@ def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
                 tensor.layout != torch.strided for tensor in tensors
             ):
                 return ()
-            found.append(BoundarySpec.of(made))
+            found.append(BoundarySpec.of(made, job.has_lengths))
     return tuple(found)
