@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from recycle.runtime.checkpoint.load_model import load_model
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.compute.learning_rate import TorchSchedule
+    from recycle.runtime.compute.optimizer_step import LossScale
     from recycle.runtime.cutting.cut import cut, recut
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
@@ -67,6 +68,7 @@ _FOUND_IN = {
     "EvaluationOptions": "runtime.options",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
+    "LossScale": "runtime.compute.optimizer_step",
     "MlflowLogger": "loggers.mlflow_logger",
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
@@ -88,6 +90,7 @@ __all__ = [
     "FailureOptions",
     "Job",
     "Library",
+    "LossScale",
     "Memory",
     "MlflowLogger",
     "Plan",

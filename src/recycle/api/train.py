@@ -23,7 +23,7 @@ from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.cutting.cut import cut
 from recycle.runtime.job import Job
-from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
+from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_float16_parameters, refuse_unusable_optimizer
 from recycle.runtime.launch.local_launcher import Watch
 from recycle.runtime.launch.watched_launch import launch_watched
 from recycle.runtime.options import TrainOptions
@@ -101,6 +101,7 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
         raise UserError("resume goes on in a run folder: name it with out")
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
+    refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
     with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROB
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
 from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource, OrderedMicroBatches
-from recycle.runtime.compute.optimizer_step import MakeOptimizer
+from recycle.runtime.compute.optimizer_step import LOSS_SCALE, MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
@@ -224,6 +224,7 @@ class Job:
             "max_norm": options.max_norm,
             "sums": str(options.sum_dtype).removeprefix("torch."),
             "autocast": str(options.autocast).removeprefix("torch."),
+            **({LOSS_SCALE: asdict(scale)} if (scale := options.used_loss_scale) is not None else {}),
             "data": _describe_data(self.microbatches),
             "ties": _describe_ties(self.stages),
             LAYERS: None if (layers := self.layers) is None else layers.to_json(),

@@ -12,7 +12,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Action, Script
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
-from recycle.runtime.compute.optimizer_step import Schedule, constant
+from recycle.runtime.compute.optimizer_step import LossScale, Schedule, constant
 
 TRANSPORTS = AUTO, GLOO, NCCL, IPC = "auto", "gloo", "nccl", "ipc"
 
@@ -136,6 +136,7 @@ class TrainOptions:
         schedule: The factor of the learning rate at each iteration, a pure function.
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
+        loss_scale: How the scale of the loss changes; it is used if `autocast` is float16.
         lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
             that, optimizer states are copied, too. None: lean on a GPU.
         shared_layers: How many layers a stage holds of each neighbour, for a job without a plan; else the plan says that.
@@ -161,6 +162,7 @@ class TrainOptions:
     schedule: Schedule = constant
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    loss_scale: LossScale = field(default_factory=LossScale)
     lean_steps: bool | None = None
     shared_layers: int = 0
     device: str = "cpu"
@@ -176,6 +178,11 @@ class TrainOptions:
     metrics_port: int = 0
 
     @property
+    def used_loss_scale(self) -> LossScale | None:
+        """How the scale of the loss changes; None if the loss is not scaled."""
+        return self.loss_scale if self.autocast is torch.float16 else None
+
+    @property
     def has_lean_steps(self) -> bool:
         return self.device != "cpu" if self.lean_steps is None else self.lean_steps
 
@@ -189,6 +196,12 @@ class TrainOptions:
             isinstance(self.time_limit_s, int | float) and 0 < self.time_limit_s < math.inf
         ):
             raise UserError(f"time_limit_s is {self.time_limit_s!r}, but it must be a finite number of seconds above 0, or None")
+        if not isinstance(self.loss_scale, LossScale):
+            raise UserError(
+                f"loss_scale is {self.loss_scale!r}, but it must be a recycle.LossScale, such as LossScale(initial=1024)"
+            )
+        if self.sum_dtype is torch.float16:
+            raise UserError("gradients cannot be summed in float16, whose numbers end at 65504: set sum_dtype to torch.float32")
         _refuse_no_schedule(self.schedule)
         refuse_absent_device(self.device)
         if self.transport not in TRANSPORTS:

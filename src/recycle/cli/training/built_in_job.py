@@ -86,7 +86,7 @@ def sum_dtype(name: str) -> "torch.dtype":
 def autocast_dtype(precision: str) -> "torch.dtype | None":
     import torch
 
-    return torch.bfloat16 if precision == "bfloat16" else None
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
 
 
 def _optimizer(config: TrainConfig) -> "MakeOptimizer":

@@ -99,7 +99,12 @@ def run_train(args: argparse.Namespace) -> None:
     elif args.config is None:  # a job file may name a folder
         refuse_page_without_folder(args, out)
     factory, plan = prepare(config)
-    from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
+    from recycle.runtime.job_checks import (
+        doubts_about,
+        refuse_changing_data,
+        refuse_float16_parameters,
+        refuse_unusable_optimizer,
+    )
     from recycle.runtime.launch.local_launcher import launch
 
     config, out = factory.config, out or factory.out
@@ -109,6 +114,7 @@ def run_train(args: argparse.Namespace) -> None:
     job = factory.job(plan, out, resume, source, *failures)
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
+    refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
     with served_page(args, out) as page, watching(config, plan, out, resume) as view:

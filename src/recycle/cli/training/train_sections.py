@@ -210,7 +210,7 @@ class TrainingSection(_Section):
     schedule: str = _key("constant", _one_of("constant", "cosine", "linear"), "how the rate falls after the warm-up")
     warmup: int = _key(0, _COUNT_OR_NONE, "steps in which the rate rises to its full value")
     max_norm: float = _key(0.0, _NOT_BELOW_ZERO, "clip the global norm of the gradient; 0 is no clipping")
-    precision: str = _key("float32", _one_of("float32", "bfloat16"), "what ops compute in")
+    precision: str = _key("float32", _one_of("float32", "bfloat16", "float16"), "what ops compute in; float16 scales the loss")
     sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
     device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
     evaluate_every: int = _key(0, _COUNT_OR_NONE, "steps between two evaluations; 0 is only at the end, if there are data for it")

@@ -59,7 +59,7 @@ class Stage:
         self.sums = sums
         self.number = number
         self.meter: ActivationMeter | None = None
-        self._loss = loss
+        self._loss, self._loss_scale = loss, 1.0
         self._autocast = autocast
         self._flights: dict[int, _Flight] = {}
         self._deferral = defer_weights(module)
@@ -77,6 +77,10 @@ class Stage:
     @property
     def is_elastic(self) -> bool:
         return isinstance(self.module, ElasticStage)
+
+    def scale_loss(self, scale: float) -> None:
+        """Multiply the loss by `scale` in the backward passes that follow; what is added to the sums has no scale."""
+        self._loss_scale, self.sums.factor = scale, 1.0 / scale
 
     @property
     def num_in_flight(self) -> int:
@@ -174,7 +178,7 @@ class Stage:
             tensors = list(tensors_in(made))
             # One tensor has a gradient path for its receiver, whether it depends on a parameter or not.
             paths = tensors if isinstance(made, Tensor) else [tensor for tensor in tensors if tensor.requires_grad]
-            gradients = [None] * len(paths) if gradient is None else [self._here(each) for each in tensors_in(gradient)]
+            gradients = [self._first_gradient(each) for each in paths] if gradient is None else self._all_here(gradient)
             pairs = [(tensor, each) for tensor, each in zip(paths, gradients, strict=True) if tensor.requires_grad]
             if pairs:
                 with self._deferral.use(flight.tape, flight.is_deferred):
@@ -184,6 +188,13 @@ class Stage:
         if self.meter is not None:
             self.meter.after_input(chain, flight.tape)
         return gradient
+
+    def _first_gradient(self, loss: Tensor) -> Tensor | None:
+        """The gradient of the loss with which a backward pass begins; None is 1."""
+        return torch.full_like(loss, self._loss_scale) if self._loss_scale != 1.0 else None
+
+    def _all_here(self, gradient: Nest) -> list[Tensor | None]:
+        return [self._here(each) for each in tensors_in(gradient)]
 
     def backward_weight(self, chain: int, last: Play | None = None) -> None:
         """W: compute the gradients that I deferred, and drop the micro-batch. `last` does so for the last one."""

@@ -113,6 +113,7 @@ class Trainer:
                     played = 0
                 elif self.executor.warm_up_error is not None:
                     raise self.executor.warm_up_error
+            self.state.scale_loss()  # no op before this one goes backward
             self.executor.play(iteration, played, len(self.executor.instructions), spans)
             self.executor.settle()
             if self._finish(iteration, spans, on_applied):
