@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
+    from recycle.runtime.boundary.auxiliary_losses import add_loss, collect_losses
     from recycle.runtime.callbacks.protocol import Callback
     from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.load_model import load_model
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from recycle.sim.replay.replay import Conditions, replay
 
 _FOUND_IN = {
+    "add_loss": "runtime.boundary.auxiliary_losses",
     "build": "planner.build_library",
+    "collect_losses": "runtime.boundary.auxiliary_losses",
     "cut": "runtime.cutting.cut",
     "problem": "planner.problem_from_text",
     "estimate": "planner.profiles.estimate",
@@ -107,8 +110,10 @@ __all__ = [
     "WandbLogger",
     "Worker",
     "__version__",
+    "add_loss",
     "build",
     "check",
+    "collect_losses",
     "cut",
     "estimate",
     "export_model",

@@ -71,6 +71,7 @@ class ReferenceExecutor:
         is_exact: bool = False,
         max_norm: float | None = None,
         autocast: torch.dtype | None = None,
+        carries_loss: bool = False,
     ) -> None:
         self.plan = plan
         self._max_norm, self._ties = max_norm, find_ties(stages)
@@ -84,7 +85,8 @@ class ReferenceExecutor:
             sums = make_sums(module.parameters(), shape.num_chains, is_exact)
             is_last = worker.stage == shape.num_stages - 1
             own_layers = self._layers.ranges[worker.stage] if self._layers is not None else None
-            stage = Stage(module, sums, worker.stage, loss if is_last else None, autocast, own_layers=own_layers)
+            own_loss, carries = loss if is_last else None, carries_loss and not is_last
+            stage = Stage(module, sums, worker.stage, own_loss, autocast, own_layers=own_layers, carries_loss=carries)
             self.workers[worker] = Executor(worker, instructions[worker], shape.num_stages, stage, mailbox, samples, seed)
             self._steppers[worker] = Stepper(stage.parameters(), make_optimizer)
 

@@ -17,6 +17,7 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
+from recycle.runtime.boundary.auxiliary_losses import collect_losses
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_samples_in, tensors_in, unsendable_part
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
@@ -191,7 +192,7 @@ class Job:
         output: Nest = map_tensors(lambda tensor: tensor.to(device), inputs)
         last, has_layers = len(self.stages) - 1, self.layers is not None
         # On the device, since devices cast differently; one stage at a time, since all stages may not fit.
-        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
+        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast), collect_losses() as losses:
             for number, module in enumerate(self.stages):
                 on_device = module if device.type == "cpu" else copy.deepcopy(module).to(device)
                 torch.manual_seed(_TRIAL_SEED)
@@ -210,7 +211,7 @@ class Job:
                     output = _with_paths(on_device, given, is_first=number == 0)
                 if number < last:
                     specs[number] = BoundarySpec.of(output)
-        return specs
+        return {number: spec.with_loss() for number, spec in specs.items()} if losses else specs
 
     def fingerprint(self) -> Mapping[str, Any]:
         """The description of this job in its checkpoints: a job that resumes from one must have the same, but for its shape."""

@@ -6,12 +6,13 @@ Memory follows the plan's model: F keeps the activations of a micro-batch, I fre
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
+from recycle.runtime.boundary.auxiliary_losses import Carried, collect_losses
 from recycle.runtime.boundary.nests import Nest, map_tensors, tensors_in, unsendable_part
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.elastic_stage import ElasticStage, held_layers, shares_parameters
@@ -25,14 +26,22 @@ Play = Callable[[Tape, Sums], None]
 """Plays a tape into the sums."""
 
 
+class _Part(NamedTuple):
+    """A part of the graph of a micro-batch: what it was given, what it made, and what its layers add to the loss."""
+
+    given: Nest
+    made: Nest
+    losses: list[Tensor]
+
+
 @dataclass(slots=True)
 class _Flight:
     """A micro-batch between its F and its W: the graph until I, the tape from then on.
 
-    The graph is in parts, the first one first: each is what it was given and what it made. Mostly there is one part.
+    The graph is in parts, the first one first. Mostly there is one part.
     """
 
-    parts: list[tuple[Nest, Nest]]
+    parts: list[_Part]
     is_deferred: bool
     tape: Tape = field(default_factory=Tape)
 
@@ -42,7 +51,8 @@ class Stage:
 
     With `meter`, it measures the bytes that micro-batches hold; with `autocast`, forward passes run under autocast to that dtype.
     `own_layers` are the numbers of its layers in the model, if it says what they are: then random numbers are seeded by layer, so
-    that they do not depend on the stage that has the layer.
+    that they do not depend on the stage that has the layer. If it `carries_loss`, the sum of what layers up to its own add to the
+    loss goes along with its output.
     """
 
     def __init__(
@@ -54,13 +64,14 @@ class Stage:
         autocast: torch.dtype | None = None,
         device: torch.device | None = None,
         own_layers: range | None = None,
+        carries_loss: bool = False,
     ) -> None:
         self.module = module
         self.sums = sums
         self.number = number
         self.meter: ActivationMeter | None = None
         self._loss, self._loss_scale = loss, 1.0
-        self._autocast = autocast
+        self._autocast, self._carries_loss = autocast, carries_loss
         self._flights: dict[int, _Flight] = {}
         self._deferral = defer_weights(module)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -104,23 +115,36 @@ class Stage:
         """
         assert chain not in self._flights, f"micro-batch {chain} is in flight already"
         assert layers is None or self.is_elastic, "this stage holds no other layers than its own"
+        given, carried = given if isinstance(given, Carried) else (given, None)
         leaf = map_tensors(lambda tensor: self._here(tensor).detach(), given)
         if self.number > 0:  # the gradient of the data is not needed
             require_gradients(leaf, given)
         is_deferred = is_split or self._always_defers
         with torch.enable_grad(), self._metered(chain), cast(self.device, self._autocast), self._deferral.use(None, is_deferred):
             parts = self._run(leaf, seed, layers)
-            given, made = parts.pop()
+            given, made, losses = parts.pop()
             if self._loss is not None:
                 assert targets is not None
                 made = self._loss(made, map_tensors(self._here, targets))
-            parts.append((given, made))
+            parts.append(_Part(given, made, losses))
         refuse_unusable(made, self.number, is_loss=self._loss is not None)
         self._refuse_no_path(made)
         self._flights[chain] = _Flight(parts, is_deferred)
         if self.meter is not None:
             self.meter.hold(chain, *(tensor for part in parts for tensor in tensors_in(part)))
-        return passed_on(made)
+        return self._with_losses(passed_on(made), carried, [loss for part in parts for loss in part.losses])
+
+    def _with_losses(self, made: Nest, carried: Tensor | None, losses: list[Tensor]) -> Nest:
+        """What a stage passes on, or its loss, with what layers add to the loss, in the order of the layers."""
+        for loss in losses:
+            carried = loss.detach().float() if carried is None else carried + loss.detach()
+        if self._loss is not None:
+            return made if carried is None else made + carried
+        if not self._carries_loss:
+            return made
+        # One tensor has a gradient path; beside another one it has to say so.
+        nest = made.requires_grad_(True) if isinstance(made, Tensor) else made
+        return Carried(nest, torch.zeros((), device=self.device) if carried is None else carried)
 
     def _here(self, tensor: Tensor) -> Tensor:
         """The tensor on this stage's device. From pinned memory the copy waits for its turn without the host."""
@@ -136,28 +160,32 @@ class Stage:
                 f"{what} no gradient path to the parameters of stage {self.number}: it was detached, or made without gradients"
             )
 
-    def _run(self, leaf: Nest, seed: int, layers: range | None) -> list[tuple[Nest, Nest]]:
+    def _run(self, leaf: Nest, seed: int, layers: range | None) -> list[_Part]:
         """Run the layers, or the whole module; return the parts of the graph."""
-        parts: list[tuple[Nest, Nest]] = []
+        parts: list[_Part] = []
         numbers = self._own_layers if layers is None else layers
+        given, made, losses = leaf, leaf, list[Tensor]()
         try:
-            if numbers is None:
-                self._seed(seed_of(seed, self.number))
-                return [(leaf, self.module(leaf))]
-            given, made = leaf, leaf
-            for number in numbers:
-                if self._cuts_graph and number > numbers.start:
-                    parts.append((given, made))
+            for number in [None] if numbers is None else numbers:
+                if self._cuts_graph and made is not leaf:
+                    parts.append(_Part(given, made, losses))
                     given = made = require_gradients(map_tensors(Tensor.detach, made), made)
-                self._seed(seed_of(seed, number))
-                made = self._layers[number](made)
-            return [*parts, (given, made)]
+                    losses = []
+                with collect_losses() as added:
+                    made = self._run_layer(number, made, seed)
+                losses += added
+            return [*parts, _Part(given, made, losses)]
         except RuntimeError as problem:
             if "a leaf Variable that requires grad" in str(problem):
                 raise UserError(
                     f"stage {self.number} changes what it is given in place: let its first op make a new tensor (inplace=False)"
                 ) from None
             raise
+
+    def _run_layer(self, number: int | None, given: Nest, seed: int) -> Nest:
+        """Run a layer, or the whole module."""
+        self._seed(seed_of(seed, self.number if number is None else number))
+        return (self.module if number is None else self._layers[number])(given)
 
     def forget(self) -> None:
         """Drop all micro-batches in flight; gradients that were summed stay."""
@@ -174,12 +202,13 @@ class Stage:
         flight = self._flights[chain]
         assert flight.parts, f"micro-batch {chain} has had its I"
         while flight.parts:
-            given, made = flight.parts.pop()
+            given, made, losses = flight.parts.pop()
             tensors = list(tensors_in(made))
             # One tensor has a gradient path for its receiver, whether it depends on a parameter or not.
             paths = tensors if isinstance(made, Tensor) else [tensor for tensor in tensors if tensor.requires_grad]
             gradients = [self._first_gradient(each) for each in paths] if gradient is None else self._all_here(gradient)
             pairs = [(tensor, each) for tensor, each in zip(paths, gradients, strict=True) if tensor.requires_grad]
+            pairs += [(loss, self._first_gradient(loss)) for loss in losses if loss.requires_grad]
             if pairs:
                 with self._deferral.use(flight.tape, flight.is_deferred):
                     torch.autograd.backward([tensor for tensor, _ in pairs], [each for _, each in pairs])
