@@ -90,7 +90,7 @@ def train(
         >>> len(trained.losses)
         3
     """
-    made = plan if isinstance(plan, Plan) else _plan_for(plan)
+    made = plan if isinstance(plan, Plan) else _plan_for(plan, options)
     modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
     return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
 
@@ -112,9 +112,9 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     return replace(trained, out=folder)
 
 
-def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
-    """A plan for a shape with nobody dead, in which all ops take the same time."""
-    from recycle.planner.problem_from_text import problem
+def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Plan:
+    """A plan for a shape with nobody dead, in which all ops take the same time, unless they compute otherwise."""
+    from recycle.planner.problem_from_text import problem, unsplit_costs
     from recycle.planner.solve import solve
 
     match shape:
@@ -126,7 +126,8 @@ def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
             raise UserError(
                 f"the plan is {shape!r}, but it must be a plan, or numbers of pipelines, stages and micro-batches of a pipeline"
             )
-    return solve(problem(*numbers, costs=(1, 1, 1)), "greedy", effort=_PLAN_EFFORT)
+    costs = (1, 1, 1) if options.ops.splits else unsplit_costs((10, 10, 10), options.ops.recomputes)
+    return solve(problem(*numbers, costs=costs), "greedy", effort=_PLAN_EFFORT)
 
 
 def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:

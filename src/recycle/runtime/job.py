@@ -171,7 +171,7 @@ class Job:
 
         Times are not measured.
         """
-        how = (self.microbatches, self.loss_function, self.options.autocast, self.options.device)
+        how = (self.microbatches, self.loss_function, self.options.ops, self.options.device)
         stages = tuple(
             StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held)
             for activation, held, _ in measure_bytes(self.stages, *how)

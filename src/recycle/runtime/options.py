@@ -13,6 +13,7 @@ from recycle.core.events.failure_script import NOTHING, Action, Script
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
 from recycle.runtime.compute.optimizer_step import LossScale, Schedule, constant
+from recycle.runtime.compute.stage import OpOptions
 
 TRANSPORTS = AUTO, GLOO, NCCL, IPC = "auto", "gloo", "nccl", "ipc"
 
@@ -136,6 +137,9 @@ class TrainOptions:
         schedule: The factor of the learning rate at each iteration, a pure function.
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
+        activation_checkpointing: Keep only the inputs of layers, and compute the layers again in the backward pass: less memory,
+            for about a third more work. Weights stay the same; with `is_exact`, bit for bit.
+        compile_backend: The backend of `torch.compile` that compiles layers, such as "inductor"; empty compiles nothing.
         loss_scale: How the scale of the loss changes; it is used if `autocast` is float16.
         lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
             that, optimizer states are copied, too. None: lean on a GPU.
@@ -162,6 +166,8 @@ class TrainOptions:
     schedule: Schedule = constant
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    activation_checkpointing: bool = False
+    compile_backend: str = ""
     loss_scale: LossScale = field(default_factory=LossScale)
     lean_steps: bool | None = None
     shared_layers: int = 0
@@ -176,6 +182,11 @@ class TrainOptions:
     failures: FailureOptions = field(default_factory=FailureOptions)
     quiet: bool = False
     metrics_port: int = 0
+
+    @property
+    def ops(self) -> OpOptions:
+        """How ops compute."""
+        return OpOptions(self.autocast, self.activation_checkpointing, self.compile_backend)
 
     @property
     def used_loss_scale(self) -> LossScale | None:
@@ -200,6 +211,9 @@ class TrainOptions:
             raise UserError(
                 f"loss_scale is {self.loss_scale!r}, but it must be a recycle.LossScale, such as LossScale(initial=1024)"
             )
+        if self.compile_backend and self.compile_backend not in torch.compiler.list_backends(()):
+            known = ", ".join(torch.compiler.list_backends())
+            raise UserError(f"compile_backend is {self.compile_backend!r}, but torch has only {known} here")
         if self.sum_dtype is torch.float16:
             raise UserError("gradients cannot be summed in float16, whose numbers end at 65504: set sum_dtype to torch.float32")
         _refuse_no_schedule(self.schedule)

@@ -39,6 +39,8 @@ def job(config: TrainConfig) -> "Job":
         schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
         sum_dtype=sum_dtype(training.sums),
         autocast=autocast_dtype(training.precision),
+        activation_checkpointing=training.activation_checkpointing,
+        compile_backend=training.compile,
         device=training.device,
         transport=cluster.transport,
         port=cluster.port,

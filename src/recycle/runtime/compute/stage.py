@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from recycle.core.errors import LossNotScalar, Unsendable, UserError
 from recycle.runtime.boundary.auxiliary_losses import Carried, collect_losses
@@ -18,7 +19,7 @@ from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.elastic_stage import ElasticStage, held_layers, shares_parameters
 from recycle.runtime.compute.gradients import Sums
 from recycle.runtime.compute.seeds import seed_of
-from recycle.runtime.compute.split_backward import Tape, defer_weights
+from recycle.runtime.compute.split_backward import Deferral, Tape, defer_weights
 
 Loss = Callable[[Any, Any], Tensor]
 """The mean loss of a micro-batch, from the output of the last stage and the targets; both may be nests."""
@@ -26,12 +27,35 @@ Play = Callable[[Tape, Sums], None]
 """Plays a tape into the sums."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpOptions:
+    """How ops compute: by autocast to a dtype, with activation checkpointing by layer, with layers compiled by a backend.
+
+    With activation checkpointing F keeps only what each layer was given, and I runs the layer again. Its products are not kept
+    for W, which would take the memory that was saved: I computes all gradients, and W nothing. The same holds for compiled
+    layers, whose backward pass is one piece of code.
+    """
+
+    autocast: torch.dtype | None = None
+    recomputes: bool = False
+    backend: str = ""
+
+    @property
+    def splits(self) -> bool:
+        """Whether a backward pass can be split into I and W."""
+        return not self.recomputes and not self.backend
+
+
 class _Part(NamedTuple):
-    """A part of the graph of a micro-batch: what it was given, what it made, and what its layers add to the loss."""
+    """A part of the graph of a micro-batch: what it was given, what it made, and what its layers add to the loss.
+
+    If layers are run again, `inputs` are what each was given.
+    """
 
     given: Nest
     made: Nest
     losses: list[Tensor]
+    inputs: list[Nest]
 
 
 @dataclass(slots=True)
@@ -49,7 +73,7 @@ class _Flight:
 class Stage:
     """One stage's module, and its micro-batches in flight by chain. The last stage also computes the loss.
 
-    With `meter`, it measures the bytes that micro-batches hold; with `autocast`, forward passes run under autocast to that dtype.
+    With `meter`, it measures the bytes that micro-batches hold; `how` says how its ops compute.
     `own_layers` are the numbers of its layers in the model, if it says what they are: then random numbers are seeded by layer, so
     that they do not depend on the stage that has the layer. If it `carries_loss`, the sum of what layers up to its own add to the
     loss goes along with its output.
@@ -61,7 +85,7 @@ class Stage:
         sums: Sums,
         number: int,
         loss: Loss | None = None,
-        autocast: torch.dtype | None = None,
+        how: OpOptions = OpOptions(),  # noqa: B008 (it is frozen)
         device: torch.device | None = None,
         own_layers: range | None = None,
         carries_loss: bool = False,
@@ -71,19 +95,20 @@ class Stage:
         self.number = number
         self.meter: ActivationMeter | None = None
         self._loss, self._loss_scale = loss, 1.0
-        self._autocast, self._carries_loss = autocast, carries_loss
+        self._how, self._carries_loss = how, carries_loss
         self._flights: dict[int, _Flight] = {}
-        self._deferral = defer_weights(module)
+        self._deferral = Deferral() if how.backend else defer_weights(module)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.device = device or next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         # An exact sum needs the same contributions however a pass is split, but torch adds the contributions of a parameter that
         # is used twice before it returns them. Under autocast torch keeps a copy of every weight for each micro-batch. And on a
         # GPU a split pass is faster than a whole one, because products are added to the sums in place.
-        self._always_defers = sums.is_exact or autocast is not None or self.device.type == "cuda"
+        self._always_defers = sums.is_exact or how.autocast is not None or self.device.type == "cuda"
         self._layers = held_layers(module, own_layers)
         self._own_layers = module.own_layers if isinstance(module, ElasticStage) else own_layers
         # For the same reason: whether two layers that share a parameter are in one stage must make no difference.
         self._cuts_graph = sums.is_exact and shares_parameters(self._layers.values())
+        self._compiled: dict[int | None, Callable[[Nest], Nest]] = {}
 
     @property
     def is_elastic(self) -> bool:
@@ -119,14 +144,15 @@ class Stage:
         leaf = map_tensors(lambda tensor: self._here(tensor).detach(), given)
         if self.number > 0:  # the gradient of the data is not needed
             require_gradients(leaf, given)
-        is_deferred = is_split or self._always_defers
-        with torch.enable_grad(), self._metered(chain), cast(self.device, self._autocast), self._deferral.use(None, is_deferred):
+        is_deferred = (is_split and self._how.splits) or self._always_defers
+        computing = cast(self.device, self._how.autocast), self._deferral.use(None, is_deferred)
+        with torch.enable_grad(), self._metered(chain), computing[0], computing[1]:
             parts = self._run(leaf, seed, layers)
-            given, made, losses = parts.pop()
+            given, made, losses, kept = parts.pop()
             if self._loss is not None:
                 assert targets is not None
                 made = self._loss(made, map_tensors(self._here, targets))
-            parts.append(_Part(given, made, losses))
+            parts.append(_Part(given, made, losses, kept))
         refuse_unusable(made, self.number, is_loss=self._loss is not None)
         self._refuse_no_path(made)
         self._flights[chain] = _Flight(parts, is_deferred)
@@ -164,17 +190,19 @@ class Stage:
         """Run the layers, or the whole module; return the parts of the graph."""
         parts: list[_Part] = []
         numbers = self._own_layers if layers is None else layers
-        given, made, losses = leaf, leaf, list[Tensor]()
+        given, made, losses, kept = leaf, leaf, list[Tensor](), list[Nest]()
         try:
             for number in [None] if numbers is None else numbers:
                 if self._cuts_graph and made is not leaf:
-                    parts.append(_Part(given, made, losses))
+                    parts.append(_Part(given, made, losses, kept))
                     given = made = require_gradients(map_tensors(Tensor.detach, made), made)
-                    losses = []
+                    losses, kept = [], []
+                if self._how.recomputes:
+                    kept.append(made)
                 with collect_losses() as added:
                     made = self._run_layer(number, made, seed)
                 losses += added
-            return [*parts, _Part(given, made, losses)]
+            return [*parts, _Part(given, made, losses, kept)]
         except RuntimeError as problem:
             if "a leaf Variable that requires grad" in str(problem):
                 raise UserError(
@@ -183,9 +211,23 @@ class Stage:
             raise
 
     def _run_layer(self, number: int | None, given: Nest, seed: int) -> Nest:
-        """Run a layer, or the whole module."""
-        self._seed(seed_of(seed, self.number if number is None else number))
-        return (self.module if number is None else self._layers[number])(given)
+        """Run a layer, or the whole module; it may be run again in the backward pass, with the same random numbers."""
+        layer = self._layer(number)
+
+        def run(given: Nest) -> Nest:
+            self._seed(seed_of(seed, self.number if number is None else number))
+            return layer(given)
+
+        return checkpoint(run, given, use_reentrant=False, preserve_rng_state=False) if self._how.recomputes else run(given)
+
+    def _layer(self, number: int | None) -> Callable[[Nest], Nest]:
+        """A layer, or the whole module, compiled if that is asked for."""
+        layer = self.module if number is None else self._layers[number]
+        if not self._how.backend:
+            return layer
+        if number not in self._compiled:
+            self._compiled[number] = torch.compile(layer, backend=self._how.backend, dynamic=False)
+        return self._compiled[number]
 
     def forget(self) -> None:
         """Drop all micro-batches in flight; gradients that were summed stay."""
@@ -199,10 +241,19 @@ class Stage:
 
         The gradient of a nest is that of its only tensor with a gradient path, or the tuple of those of several.
         """
+        passed = self._go_back(chain, gradient)
+        if not self._how.splits:
+            self._flights[chain].tape.play(self.sums)
+        if self.meter is not None:
+            self.meter.after_input(chain, self._flights[chain].tape)
+        return passed
+
+    def _go_back(self, chain: int, gradient: Nest) -> Nest:
+        """Run the backward pass; the tape has what is left for W."""
         flight = self._flights[chain]
         assert flight.parts, f"micro-batch {chain} has had its I"
         while flight.parts:
-            given, made, losses = flight.parts.pop()
+            given, made, losses, _ = flight.parts.pop()
             tensors = list(tensors_in(made))
             # One tensor has a gradient path for its receiver, whether it depends on a parameter or not.
             paths = tensors if isinstance(made, Tensor) else [tensor for tensor in tensors if tensor.requires_grad]
@@ -214,8 +265,6 @@ class Stage:
                     torch.autograd.backward([tensor for tensor, _ in pairs], [each for _, each in pairs])
             gradient = _gradient_of(given) if self.number > 0 or flight.parts else None
             self._collect()
-        if self.meter is not None:
-            self.meter.after_input(chain, flight.tape)
         return gradient
 
     def _first_gradient(self, loss: Tensor) -> Tensor | None:
@@ -235,7 +284,7 @@ class Stage:
 
     def backward(self, chain: int, gradient: Nest, last: Play | None = None) -> Nest:
         """B: I and W fused."""
-        passed = self.backward_input(chain, gradient)
+        passed = self._go_back(chain, gradient)
         self.backward_weight(chain, last)
         return passed
 
