@@ -152,7 +152,7 @@ class Stepper:
         self._is_trying = False
         self._states_before: list[_State] = []  # of a step that is tried and not lean
         self._most_copied_bytes = 0
-        self._is_lean = is_lean and self.can_step_in_parts
+        self.is_lean = is_lean and self.can_step_in_parts
         self._loss_scale = loss_scale
         if loss_scale is not None:
             self._set_loss_scale((loss_scale.initial, 0))
@@ -220,7 +220,7 @@ class Stepper:
             parameters = [self._parameters[number] for number in numbers]
             before = _State.of(self.optimizer, parameters)
             self._step(iteration, gradients(*part), 1.0)
-            if self._is_lean:
+            if self.is_lean:
                 before.restore(self.optimizer)
                 del before  # its copies would be held beside those of the next part
             else:
@@ -231,7 +231,7 @@ class Stepper:
     def settle(self, iteration: int, gradients: Gradients) -> None:
         """Make the step that was tried one for good; the gradients are the same again."""
         assert self._is_trying, "there is no step to settle"
-        if self._is_lean:
+        if self.is_lean:
             self._step_copies(iteration, gradients)
         self._end_trial()
 

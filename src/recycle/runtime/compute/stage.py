@@ -160,6 +160,19 @@ class Stage:
             self.meter.hold(chain, *(tensor for part in parts for tensor in tensors_in(part)))
         return self._with_losses(passed_on(made), carried, [loss for part in parts for loss in part.losses])
 
+    def evaluate(self, given: Nest, seed: int, targets: Nest = None, layers: range | None = None) -> Nest:
+        """The output of a forward pass, or the loss at the last stage, as `forward` gives it, for which nothing is kept."""
+        given, carried = given if isinstance(given, Carried) else (given, None)
+        leaf = map_tensors(lambda tensor: self._here(tensor).detach(), given)
+        with torch.no_grad(), cast(self.device, self._how.autocast), self._deferral.use(None, is_on=False):
+            parts = self._run(leaf, seed, layers)
+            made = parts[-1].made
+            if self._loss is not None:
+                assert targets is not None
+                made = self._loss(made, map_tensors(self._here, targets))
+        refuse_unusable(made, self.number, is_loss=self._loss is not None)
+        return self._with_losses(passed_on(made), carried, [loss for part in parts for loss in part.losses])
+
     def _with_losses(self, made: Nest, carried: Tensor | None, losses: list[Tensor]) -> Nest:
         """What a stage passes on, or its loss, with what layers add to the loss, in the order of the layers."""
         for loss in losses:
@@ -218,7 +231,8 @@ class Stage:
             self._seed(seed_of(seed, self.number if number is None else number))
             return layer(given)
 
-        return checkpoint(run, given, use_reentrant=False, preserve_rng_state=False) if self._how.recomputes else run(given)
+        runs_again = self._how.recomputes and torch.is_grad_enabled()
+        return checkpoint(run, given, use_reentrant=False, preserve_rng_state=False) if runs_again else run(given)
 
     def _layer(self, number: int | None) -> Callable[[Nest], Nest]:
         """A layer, or the whole module, compiled if that is asked for."""

@@ -103,6 +103,11 @@ class StageState:
         assert self._unconfirmed is not None
         return self._unconfirmed.spans
 
+    @property
+    def is_settled_later(self) -> bool:
+        """Whether the step that awaits its verdict was tried, and will be computed again when it is settled."""
+        return self._unconfirmed is not None and self._unconfirmed.is_tried and self.stepper.is_lean
+
     def _means(self, first: int = 0, end: int | None = None) -> Sequence[Tensor | None]:
         return self.stage.sums.means(self._shape.num_chains, first, end)
 
