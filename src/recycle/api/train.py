@@ -114,6 +114,7 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
 
 def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Plan:
     """A plan for a shape with nobody dead, in which all ops take the same time, unless they compute otherwise."""
+    from recycle.planner.heuristic.greedy import compile_kernels
     from recycle.planner.problem_from_text import problem, unsplit_costs
     from recycle.planner.solve import solve
 
@@ -127,7 +128,9 @@ def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Pla
                 f"the plan is {shape!r}, but it must be a plan, or numbers of pipelines, stages and micro-batches of a pipeline"
             )
     costs = (1, 1, 1) if options.ops.splits else unsplit_costs((10, 10, 10), options.ops.recomputes)
-    return solve(problem(*numbers, costs=costs), "greedy", effort=_PLAN_EFFORT)
+    made = problem(*numbers, costs=costs)
+    compile_kernels(made)  # now, rather than while workers wait for the plan after a failure
+    return solve(made, "greedy", effort=_PLAN_EFFORT)
 
 
 def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:
