@@ -136,7 +136,7 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
     shape = job.shape
     spec = worker_spec(job)
-    sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.autocast, job.options.device)
+    sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.ops, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
     with worker_pool(list(shape.workers()), partial(PlanRunner, spec)) as pool:
         states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
