@@ -163,7 +163,7 @@ class ReadAhead:
 
 
 class LoaderProcesses:
-    """The loader processes of a `ReadAhead`, and the thread that asks them. Of the first step, places from `first` on are read."""
+    """The loader processes of a `ReadAhead`, and the thread that asks them. In the first step they begin at place `first`."""
 
     def __init__(
         self,
