@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
+from recycle.runtime.boundary.auxiliary_losses import collect_losses
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_samples_in, tensors_in, unsendable_part
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
 from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, OrderedMicroBatches, largest_of
-from recycle.runtime.compute.optimizer_step import MakeOptimizer
+from recycle.runtime.compute.optimizer_step import LOSS_SCALE, MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
@@ -182,7 +183,7 @@ class Job:
 
         Times are not measured.
         """
-        how = (self.microbatches, self.loss_function, self.options.autocast, self.options.device)
+        how = (self.microbatches, self.loss_function, self.options.ops, self.options.device)
         stages = tuple(
             StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held)
             for activation, held, _ in measure_bytes(self.stages, *how)
@@ -203,7 +204,7 @@ class Job:
         output: Nest = map_tensors(lambda tensor: tensor.to(device), inputs)
         last, has_layers = len(self.stages) - 1, self.layers is not None
         # On the device, since devices cast differently; one stage at a time, since all stages may not fit.
-        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
+        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast), collect_losses() as losses:
             for number, module in enumerate(self.stages):
                 on_device = module if device.type == "cpu" else copy.deepcopy(module).to(device)
                 torch.manual_seed(_TRIAL_SEED)
@@ -222,7 +223,7 @@ class Job:
                     output = _with_paths(on_device, given, is_first=number == 0)
                 if number < last:
                     specs[number] = BoundarySpec.of(output, self.has_lengths)
-        return specs
+        return {number: spec.with_loss() for number, spec in specs.items()} if losses else specs
 
     def fingerprint(self) -> Mapping[str, Any]:
         """The description of this job in its checkpoints: a job that resumes from one must have the same, but for its shape."""
@@ -236,6 +237,7 @@ class Job:
             "max_norm": options.max_norm,
             "sums": str(options.sum_dtype).removeprefix("torch."),
             "autocast": str(options.autocast).removeprefix("torch."),
+            **({LOSS_SCALE: asdict(scale)} if (scale := options.used_loss_scale) is not None else {}),
             "data": _describe_data(self.microbatches),
             "ties": _describe_ties(self.stages),
             LAYERS: None if (layers := self.layers) is None else layers.to_json(),

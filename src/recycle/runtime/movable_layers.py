@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import LayerMovingSource
+from recycle.runtime.boundary.auxiliary_losses import collect_losses
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.boundary.nests import Nest, map_tensors, tensors_in, unsendable_part
 from recycle.runtime.compute.elastic_stage import layers_of
@@ -44,10 +45,12 @@ def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
     device, found = torch.device(job.options.device), list[BoundarySpec]()
     made: Nest = map_tensors(lambda tensor: tensor.to(device), largest_of(job.microbatches)[0])
     layers = [layer for stage in job.stages for layer in layers_of(stage)]
-    with torch.enable_grad(), torch.random.fork_rng(), cast(device, job.options.autocast):
-        for layer in layers[:-1]:
+    with torch.enable_grad(), torch.random.fork_rng(), cast(device, job.options.autocast), collect_losses() as losses:
+        for number, layer in enumerate(layers):
             given, versions = made, [tensor._version for tensor in tensors_in(made)]
             made = passed_on((layer if device.type == "cpu" else copy.deepcopy(layer).to(device))(given))
+            if number == len(layers) - 1:
+                break
             tensors = list(tensors_in(made))
             if unsendable_part(made) is not None or [tensor._version for tensor in tensors_in(given)] != versions:
                 return ()
@@ -56,4 +59,4 @@ def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
             ):
                 return ()
             found.append(BoundarySpec.of(made, job.has_lengths))
-    return tuple(found)
+    return tuple(spec.with_loss() if losses else spec for spec in found)

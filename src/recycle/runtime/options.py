@@ -12,7 +12,8 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Action, Script
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
-from recycle.runtime.compute.optimizer_step import Schedule, constant
+from recycle.runtime.compute.optimizer_step import LossScale, Schedule, constant
+from recycle.runtime.compute.stage import OpOptions
 from recycle.runtime.data.data_options import DataOptions
 from recycle.runtime.data.data_options import refuse_count as refuse_count
 
@@ -138,6 +139,10 @@ class TrainOptions:
         schedule: The factor of the learning rate at each iteration, a pure function.
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
+        activation_checkpointing: Keep only the inputs of layers, and compute the layers again in the backward pass: less memory,
+            for about a third more work. Weights stay the same; with `is_exact`, bit for bit.
+        compile_backend: The backend of `torch.compile` that compiles layers, such as "inductor"; empty compiles nothing.
+        loss_scale: How the scale of the loss changes; it is used if `autocast` is float16.
         lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
             that, optimizer states are copied, too. None: lean on a GPU.
         shared_layers: How many layers a stage holds of each neighbour, for a job without a plan; else the plan says that.
@@ -164,6 +169,9 @@ class TrainOptions:
     schedule: Schedule = constant
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    activation_checkpointing: bool = False
+    compile_backend: str = ""
+    loss_scale: LossScale = field(default_factory=LossScale)
     lean_steps: bool | None = None
     shared_layers: int = 0
     device: str = "cpu"
@@ -180,6 +188,16 @@ class TrainOptions:
     metrics_port: int = 0
 
     @property
+    def ops(self) -> OpOptions:
+        """How ops compute."""
+        return OpOptions(self.autocast, self.activation_checkpointing, self.compile_backend)
+
+    @property
+    def used_loss_scale(self) -> LossScale | None:
+        """How the scale of the loss changes; None if the loss is not scaled."""
+        return self.loss_scale if self.autocast is torch.float16 else None
+
+    @property
     def has_lean_steps(self) -> bool:
         return self.device != "cpu" if self.lean_steps is None else self.lean_steps
 
@@ -193,6 +211,15 @@ class TrainOptions:
             isinstance(self.time_limit_s, int | float) and 0 < self.time_limit_s < math.inf
         ):
             raise UserError(f"time_limit_s is {self.time_limit_s!r}, but it must be a finite number of seconds above 0, or None")
+        if not isinstance(self.loss_scale, LossScale):
+            raise UserError(
+                f"loss_scale is {self.loss_scale!r}, but it must be a recycle.LossScale, such as LossScale(initial=1024)"
+            )
+        if self.compile_backend and self.compile_backend not in torch.compiler.list_backends(()):
+            known = ", ".join(torch.compiler.list_backends())
+            raise UserError(f"compile_backend is {self.compile_backend!r}, but torch has only {known} here")
+        if self.sum_dtype is torch.float16:
+            raise UserError("gradients cannot be summed in float16, whose numbers end at 65504: set sum_dtype to torch.float32")
         _refuse_no_schedule(self.schedule)
         refuse_absent_device(self.device)
         if self.transport not in TRANSPORTS:

@@ -40,6 +40,8 @@ def job(config: TrainConfig) -> "Job":
         schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
         sum_dtype=sum_dtype(training.sums),
         autocast=autocast_dtype(training.precision),
+        activation_checkpointing=training.activation_checkpointing,
+        compile_backend=training.compile,
         device=training.device,
         transport=cluster.transport,
         port=cluster.port,
@@ -88,7 +90,7 @@ def sum_dtype(name: str) -> "torch.dtype":
 def autocast_dtype(precision: str) -> "torch.dtype | None":
     import torch
 
-    return torch.bfloat16 if precision == "bfloat16" else None
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
 
 
 def _optimizer(config: TrainConfig) -> "MakeOptimizer":

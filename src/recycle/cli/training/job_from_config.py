@@ -155,7 +155,9 @@ def _load(config: TrainConfig) -> LoadedJob:
 
 def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a job that the keys change which were given."""
-    found = _renamed(given, "training", seed="", exact="is_exact", device="")
+    found = _renamed(
+        given, "training", seed="", exact="is_exact", device="", activation_checkpointing="", compile="compile_backend"
+    )
     found |= _renamed(given, "cluster", port="", transport="")
     if isinstance(shared := given.get("cluster.shared_layers"), int):  # else the plan will say it
         found["shared_layers"] = shared

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from recycle.core.errors import UserError
+from recycle.runtime.boundary.auxiliary_losses import Carried
 from recycle.runtime.boundary.nests import CONSTANTS, Nest, tensors_in
 
 # Bytes at which each tensor of a message begins, as torch aligns tensors of their own: alignment decides how a product is
 # computed, and so its last bits.
 _ALIGNMENT = 256
-_TENSOR = "tensor"
+_TENSOR, _CARRIED = "tensor", "carried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def _aligned(size_bytes: int) -> int:
 class BoundarySpec:
     """What passes from a stage to the next one: the structure of a nest, its tensors, and which of them have a gradient path.
 
-    `structure` is made of tuples: ("tensor",), ("tuple", ...), ("list", ...), ("dict", (key, ...), ...), ("constant", value).
+    `structure` is made of tuples: ("tensor",), ("tuple", ...), ("list", ...), ("dict", (key, ...), ...), ("constant", value),
+    and at the top ("carried", ..., ("tensor",)), if losses of layers travel with the nest.
     If it `varies`, `tensors` are the largest, and a micro-batch may have smaller ones.
     """
 
@@ -146,6 +148,17 @@ class BoundarySpec:
             return other == self
         kinds = [[(each.dtype, len(each.shape)) for each in spec.tensors] for spec in (self, other)]
         return (other.structure, other.has_gradient, kinds[1]) == (self.structure, self.has_gradient, kinds[0])
+
+    def with_loss(self) -> "BoundarySpec":
+        """The spec of what passes if the losses of layers travel with it."""
+        number = TensorSpec((), torch.float32)
+        return BoundarySpec(
+            (_CARRIED, self.structure, (_TENSOR,)), (*self.tensors, number), (*self.has_gradient, False), self.varies
+        )
+
+    @property
+    def carries_loss(self) -> bool:
+        return bool(self.structure[0] == _CARRIED)
 
     @property
     def is_one_tensor(self) -> bool:
@@ -212,6 +225,8 @@ def _structure_of(nest: Nest) -> tuple[Any, ...]:
     match nest:
         case Tensor():
             return (_TENSOR,)
+        case Carried():
+            return (_CARRIED, *map(_structure_of, nest))
         case tuple() | list():
             return ("tuple" if isinstance(nest, tuple) else "list", *map(_structure_of, nest))
         case dict():
@@ -228,6 +243,8 @@ def _built(structure: tuple[Any, ...], tensors: Any) -> Nest:
             return dict(zip(keys, [_built(part, tensors) for part in parts], strict=True))
         case ("constant", value):
             return value
+        case ("carried", inner, loss):
+            return Carried(_built(inner, tensors), _built(loss, tensors))
         case ("tuple" | "list" as kind, *parts):
             made = [_built(part, tensors) for part in parts]
             return tuple(made) if kind == "tuple" else made

@@ -60,15 +60,15 @@ class MessageQueue:
         self._counter = count()
         self._posted: dict[TensorMessage, Posted] = {}
 
-    def send(self, message: TensorMessage, nest: Nest) -> None:
-        """Send without waiting for the receiver."""
+    def send(self, message: TensorMessage, nest: Nest, has_paths: bool = True) -> None:
+        """Send without waiting for the receiver. Without `has_paths`, nothing goes back, and no tensor has a gradient path."""
         tensors, packed = list(tensors_in(nest)), self._spec.packed(message.kind, message.stage)
-        self._refuse_other_spec(message, nest, tensors, packed)
+        self._refuse_other_spec(message, nest if has_paths else None, tensors, packed)
         posted = self._carrier.post_send(message, packed.pack(tensors, self._carrier.device), self.round)
         heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), posted))
 
     def _refuse_other_spec(self, message: TensorMessage, nest: Nest, tensors: Sequence[Tensor], packed: PackedTensors) -> None:
-        """The receiver has allocated the tensors that the first micro-batch of the job had."""
+        """The receiver has allocated the tensors that the first micro-batch of the job had; those of a nest have paths, too."""
         made = tuple(map(TensorSpec.of, tensors))
         boundary = self._spec.boundary(message.kind, message.stage)
         if not packed.fits(made):
@@ -77,7 +77,7 @@ class MessageQueue:
                 f"{message.sender} made {_listed(made)} for {message.receiver}, but {what} {_listed(packed.tensors)}: "
                 f"{'none may be larger' if boundary.varies else 'all must be alike'}; pad or cut the samples"
             )
-        if message.kind is Kind.F and not boundary.is_one_tensor and not boundary.is_alike(nest):
+        if nest is not None and message.kind is Kind.F and not boundary.is_one_tensor and not boundary.is_alike(nest):
             raise Unsendable(
                 f"{message.sender} made the same tensors for {message.receiver} as in the first micro-batch, but in another "
                 "structure, or with other gradient paths: all must be alike"

@@ -49,8 +49,9 @@ def make_stage_state(
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
     own_layers = spec.layers.ranges[stage] if spec.layers is not None else None
-    made = Stage(module, sums, stage, loss, options.autocast, device, own_layers)
-    stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule, options.has_lean_steps)
+    carries_loss = stage in spec.boundaries and spec.boundaries[stage].carries_loss
+    made = Stage(module, sums, stage, loss, options.ops, device, own_layers, carries_loss)
+    stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule, options.has_lean_steps, options.used_loss_scale)
     return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps, last_ballot)
 
 

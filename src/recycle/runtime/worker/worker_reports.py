@@ -101,7 +101,7 @@ _TO_JSON: dict[str, Callable[[Any], Any]] = {
     "worker": str,
     "losses": lambda losses: [[chain, loss] for chain, loss in losses.items()],
     "ran": astuple,
-    "verdict": lambda verdict: [verdict.norm, verdict.scale],
+    "verdict": astuple,
     "problem": lambda problem: [type(problem).__name__, str(problem)] if problem is not None else None,
 }
 

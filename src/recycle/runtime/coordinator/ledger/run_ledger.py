@@ -358,8 +358,8 @@ class RunLedger:
         self._end_step(iteration, end, end - before, num_ops)
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
-        planned_us, norm = self._planned_us[-1], finite(verdict.norm)
-        step = Stepped(iteration, end, finite(loss), norm, verdict.scale, planned_us, num_ops, has_begun_again)
+        planned_us, norm, scales = self._planned_us[-1], finite(verdict.norm), (verdict.scale, verdict.loss_scale)
+        step = Stepped(iteration, end, finite(loss), norm, scales[0], planned_us, num_ops, has_begun_again, scales[1])
         self.write(step)
         self.evaluations.stepped(self.now_us() - self._gone_us)
         return step
