@@ -68,6 +68,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/control.py
 	$(BIN)/python benchmarks/uneven.py
 	$(BIN)/python benchmarks/state_memory.py
+	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/dashboard.py
 
 bench-gpu: $(READY)

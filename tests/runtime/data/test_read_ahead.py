@@ -15,6 +15,7 @@ from recycle.core.cluster import Shape
 from recycle.core.errors import DataFailed
 from recycle.host.process_lifetime import process_state
 from recycle.runtime.compute.microbatches import MicroBatches
+from recycle.runtime.data import read_ahead
 from recycle.runtime.data.data_options import DataOptions
 from recycle.runtime.data.read_ahead import DirectReader, LoaderDied, ReadAhead
 
@@ -129,6 +130,21 @@ def test_a_sample_that_never_comes_is_named_after_the_deadline():
             reader.get(0, *PLACES[1])
 
 
+def test_processes_of_which_nothing_comes_are_started_again(monkeypatch, tmp_path):
+    """As one does that was forked while another thread held a lock."""
+
+    def stand_still_at_first():
+        if not (tmp_path / "begun").exists():
+            (tmp_path / "begun").touch()
+            time.sleep(1000)
+
+    monkeypatch.setattr(read_ahead, "_PATIENCE_S", 1.0)
+    own = MicroBatches(Drawn(), SHAPE, 2, 5)
+    with reading(trouble(stand_still_at_first), processes=2) as reader:
+        for address in addresses(range(3)):
+            assert torch.equal(reader.get(*address)[0], own.get(*address)[0])
+
+
 def test_a_loader_process_that_is_killed_is_noticed_at_once():
     data = trouble(lambda: os.kill(os.getpid(), signal.SIGKILL))
     with reading(data, timeout_s=60) as reader:
@@ -174,7 +190,7 @@ def wait_until(holds, timeout_s=20.0):
 def test_closing_ends_the_processes_even_in_the_middle_of_a_sample():
     with reading(trouble(lambda: time.sleep(1000)), 2) as reader:
         reader.get(0, *PLACES[0])
-        pids = [child.pid for child in reader._children]
+        pids = [child.pid for child in reader._processes.children]
     assert len(pids) == 2
     assert wait_until(lambda: all(map(has_gone, pids)))
 
@@ -191,7 +207,7 @@ def _be_worker(connection, kept):
         lambda has_moved: None,
     )
     reader.get(0, *PLACES[0])
-    connection.send([child.pid for child in reader._children])
+    connection.send([child.pid for child in reader._processes.children])
     reader.get(0, *PLACES[1])
 
 

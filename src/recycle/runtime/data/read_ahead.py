@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +26,8 @@ from recycle.runtime.data.data_options import DataOptions
 from recycle.runtime.data.loader_process import MADE, REFUSED, Address, AddressedMicroBatches
 
 _POLL_S, _READY = 0.05, 2
+# Processes of which nothing comes for so long are started again; the next ones have twice as long.
+_PATIENCE_S = 20.0
 OnWait = Callable[[bool], None]
 """Called again and again while a worker waits for data, with whether a sample was made since; it raises to end the wait."""
 
@@ -82,7 +85,7 @@ class DirectReader:
 
 
 class ReadAhead:
-    """Micro-batches of steps from `first` to before `stop`, at the `places` (pipeline, index) in the order of a worker's row.
+    """Micro-batches of `steps` at the `places` (pipeline, index), in the order of a worker's row.
 
     `takes` says whether inputs and targets are asked for. With `pin_to`, which selects a GPU, they come in pinned memory.
     `on_wait` is called while the worker waits.
@@ -99,18 +102,10 @@ class ReadAhead:
         on_wait: OnWait,
     ) -> None:
         self.waited_us = 0
-        self._source, self._places, self._steps, self._options, self._on_wait = source, places, steps, options, on_wait
-        self._progress = multiprocessing.get_context("fork").RawValue("q", 0)
-        self._made: queue.Queue[tuple[Address, Any] | Exception] = queue.Queue(_READY)
-        self._is_closed, self._has_started = False, threading.Event()
-        self._children: list[Any] = []
-        self._pin_to = pin_to
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores: they may wait for disks
-        self._lanes, processes = lanes_of(source, places, options.loader_processes)
-        self._loaders = [self._loader(lane, processes, takes) for lane in range(max(self._lanes) + 1)]
-        # A daemon: it ends when it notices that its processes have ended, which may be after the worker has gone on.
-        threading.Thread(target=self._read, name="reading data", daemon=True).start()
-        self._has_started.wait()
+        self._source, self._options, self._on_wait = source, options, on_wait
+        self._start = partial(LoaderProcesses, source, options, places, takes, pin_to)
+        self._places, self._steps = places, steps
+        self._processes, self._patience_s = self._start(steps), _PATIENCE_S
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
         """Return a micro-batch; they are asked for in the order of the row."""
@@ -130,31 +125,32 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the processes at once: what they are making is not needed."""
-        self._is_closed = True
-        for child in self._children:
-            with suppress(ValueError, ProcessLookupError):
-                child.kill()
-        with suppress(queue.Empty):
-            while True:
-                self._made.get_nowait()
+        self._processes.close()
 
     def _next(self, wanted: Address) -> tuple[Address, Any]:
-        since_s, seen = time.monotonic(), self._progress.value
+        since_s, seen = time.monotonic(), self._processes.num_made
         while True:
-            try:
-                made = self._made.get(timeout=_POLL_S)
-            except queue.Empty:
-                has_moved, seen = self._progress.value != seen, self._progress.value
-                since_s = time.monotonic() if has_moved else since_s
-                self._on_wait(has_moved)
-                self._refuse_dead()
-                if (waited_s := time.monotonic() - since_s) > self._options.timeout_s:
-                    raise DataFailed(self._describe_stuck(wanted, waited_s)) from None
-                continue
-            if isinstance(made, Exception):
-                self._refuse_dead()
-                raise made
-            return made
+            if (made := self._processes.take(_POLL_S)) is not None:
+                return made
+            has_moved, seen = self._processes.num_made != seen, self._processes.num_made
+            since_s = time.monotonic() if has_moved else since_s
+            self._on_wait(has_moved)
+            self._processes.refuse_dead()
+            if (waited_s := time.monotonic() - since_s) > self._options.timeout_s:
+                raise DataFailed(self._describe_stuck(wanted, waited_s))
+            if waited_s > self._patience_s:
+                self._restart(wanted)
+                since_s, seen = time.monotonic(), 0
+
+    def _restart(self, wanted: Address) -> None:
+        """Start the processes again from a micro-batch on, and wait twice as long for them.
+
+        A lock that another thread of the worker held when a process was forked stays locked there for ever.
+        """
+        self._patience_s *= 2
+        self._processes.close()
+        step, *place = wanted
+        self._processes = self._start(range(step, self._steps.stop), self._places.index((place[0], place[1])))
 
     def _describe_stuck(self, wanted: Address, waited_s: float) -> str:
         step, pipeline, index = wanted
@@ -165,9 +161,62 @@ class ReadAhead:
             f"{step + 1}{samples}: mend the dataset, or allow more time with timeout_s"
         )
 
-    def _refuse_dead(self) -> None:
-        ended = wait([child.sentinel for child in self._children], 0)
-        for child in self._children:
+
+class LoaderProcesses:
+    """The loader processes of a `ReadAhead`, and the thread that asks them. In the first step they begin at place `first`."""
+
+    def __init__(
+        self,
+        source: MicroBatchSource,
+        options: DataOptions,
+        places: Sequence[tuple[int, int]],
+        takes: tuple[bool, bool],
+        pin_to: Callable[[], object] | None,
+        steps: range,
+        first: int = 0,
+    ) -> None:
+        self._source, self._places, self._steps, self._options, self._pin_to = source, places, steps, options, pin_to
+        self._first = first
+        self._progress = multiprocessing.get_context("fork").RawValue("q", 0)
+        self._made: queue.Queue[tuple[Address, Any] | Exception] = queue.Queue(_READY)
+        self._is_closed, self._has_started = False, threading.Event()
+        self.children: list[Any] = []
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores: they may wait for disks
+        self._lanes, processes = lanes_of(source, places, options.loader_processes)
+        self._loaders = [self._loader(lane, processes, takes) for lane in range(max(self._lanes) + 1)]
+        # A daemon: it ends when it notices that its processes have ended, which may be after the worker has gone on.
+        threading.Thread(target=self._read, name="reading data", daemon=True).start()
+        self._has_started.wait()
+
+    @property
+    def num_made(self) -> int:
+        """A number that changes with every sample that is made."""
+        return int(self._progress.value)
+
+    def take(self, timeout_s: float) -> tuple[Address, Any] | None:
+        """The next micro-batch, or None if it does not come in time."""
+        try:
+            made = self._made.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(made, Exception):
+            self.refuse_dead()
+            raise made
+        return made
+
+    def close(self) -> None:
+        self._is_closed = True
+        for child in self.children:
+            with suppress(ValueError, ProcessLookupError):
+                child.kill()
+        with suppress(queue.Empty):
+            while True:
+                self._made.get_nowait()
+
+    def refuse_dead(self) -> None:
+        """Raise if a process has ended."""
+        ended = wait([child.sentinel for child in self.children], 0)
+        for child in self.children:
             if child.sentinel in ended:
                 child.join(1.0)
                 code = child.exitcode or 0
@@ -192,8 +241,8 @@ class ReadAhead:
     def _addresses(self, lane: int | None = None) -> Iterator[tuple[int, Address]]:
         """The lane and the address of every micro-batch in order, or those of one lane."""
         for step in self._steps:
-            for place, own in zip(self._places, self._lanes, strict=True):
-                if lane is None or own == lane:
+            for number, (place, own) in enumerate(zip(self._places, self._lanes, strict=True)):
+                if (lane is None or own == lane) and (step > self._steps.start or number >= self._first):
                     yield own, (step, *place)
 
     def _read(self) -> None:
@@ -204,7 +253,7 @@ class ReadAhead:
                 multiprocessing.current_process().daemon = False
             before = set(multiprocessing.active_children())
             lanes = [iter(loader) for loader in self._loaders]
-            self._children = [child for child in multiprocessing.active_children() if child not in before]
+            self.children = [child for child in multiprocessing.active_children() if child not in before]
             self._has_started.set()
             for lane, address in self._addresses():
                 self._put((address, next(lanes[lane])))
