@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from recycle.runtime.compute.learning_rate import TorchSchedule
     from recycle.runtime.compute.optimizer_step import LossScale
     from recycle.runtime.cutting.cut import cut, recut
+    from recycle.runtime.data.data_options import DataOptions, Padding
+    from recycle.runtime.data.packing import pack
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
     from recycle.sim.campaign.campaign import simulate
@@ -68,11 +70,14 @@ _FOUND_IN = {
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
     "CsvLogger": "loggers.csv_logger",
+    "DataOptions": "runtime.data.data_options",
     "EvaluationOptions": "runtime.options",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
     "LossScale": "runtime.compute.optimizer_step",
     "MlflowLogger": "loggers.mlflow_logger",
+    "pack": "runtime.data.packing",
+    "Padding": "runtime.data.data_options",
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
@@ -89,6 +94,7 @@ __all__ = [
     "Cluster",
     "Conditions",
     "CsvLogger",
+    "DataOptions",
     "EvaluationOptions",
     "FailureOptions",
     "Job",
@@ -96,6 +102,7 @@ __all__ = [
     "LossScale",
     "Memory",
     "MlflowLogger",
+    "Padding",
     "Plan",
     "Planner",
     "Problem",
@@ -120,6 +127,7 @@ __all__ = [
     "load",
     "load_model",
     "measure",
+    "pack",
     "problem",
     "recut",
     "replay",

@@ -20,7 +20,7 @@ def refuse_changing_data(job: Job) -> None:
     if not _is_equal(once, again):
         raise UserError(
             "the dataset gives other samples when it is asked again for the same numbers, but another worker must get the same: "
-            "draw random numbers from a generator that is seeded with the number of the sample"
+            "draw random numbers from the generators of torch, random or numpy, which are seeded for every sample"
         )
 
 

@@ -14,6 +14,8 @@ from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
 from recycle.runtime.compute.optimizer_step import LossScale, Schedule, constant
 from recycle.runtime.compute.stage import OpOptions
+from recycle.runtime.data.data_options import DataOptions
+from recycle.runtime.data.data_options import refuse_count as refuse_count
 
 TRANSPORTS = AUTO, GLOO, NCCL, IPC = "auto", "gloo", "nccl", "ipc"
 
@@ -149,6 +151,7 @@ class TrainOptions:
         port: The port of the coordinator on this machine; 0 is any free one.
         timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
         time_limit_s: End the run, with a checkpoint, at the first iteration boundary after so many seconds; None has no limit.
+        data: How samples are read, ordered and made into micro-batches, and by how many processes.
         evaluation: When and on what the model is evaluated, and when the run stops for that.
         checkpoint: When checkpoints are written, and whether the run is resumed.
         run_folder: What else the run folder holds.
@@ -176,6 +179,7 @@ class TrainOptions:
     port: int = 0
     timeout_s: float = 300.0
     time_limit_s: float | None = None
+    data: DataOptions = field(default_factory=DataOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
@@ -238,12 +242,6 @@ def _refuse_no_schedule(schedule: Any) -> None:
             f"the schedule is a {type(schedule).__name__} and gives no number for iteration 0, but must be a function from the "
             "number of an iteration to a factor of the learning rate, such as lambda iteration: 0.99**iteration"
         )
-
-
-def refuse_count(name: str, value: Any, least: int) -> None:
-    """Raise if `value` is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}")
 
 
 def refuse_absent_device(device: str) -> None:

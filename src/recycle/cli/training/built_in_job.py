@@ -19,6 +19,7 @@ def job(config: TrainConfig) -> "Job":
     from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
     from recycle.models.text import Text
     from recycle.runtime.compute.learning_rate import WarmUpThen
+    from recycle.runtime.data.data_options import DataOptions
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, RunFolderOptions, TrainOptions, refuse_absent_device
 
@@ -45,6 +46,7 @@ def job(config: TrainConfig) -> "Job":
         transport=cluster.transport,
         port=cluster.port,
         time_limit_s=training.time_limit_s,
+        data=DataOptions(config.data.loader_processes),
         evaluation=_evaluation(config),
         checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep),
         run_folder=RunFolderOptions(f"{model.layers}-layer GPT"),

@@ -193,6 +193,9 @@ class DataSection(_Section):
 
     text: str = _key("", _text("PATH"), "file or folder of text; empty is the sources of Python's library")
     samples: int = _key(2, _COUNT, "samples of a micro-batch")
+    loader_processes: int = _key(
+        0, _COUNT_OR_NONE, "processes of each worker that reads data, which make micro-batches ahead of its ops; 0 is none"
+    )
     evaluation_text: str = _key("", _text("PATH"), "file or folder of text on which the GPT is evaluated")
 
 

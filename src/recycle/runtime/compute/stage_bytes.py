@@ -21,7 +21,7 @@ from recycle.runtime.boundary.nests import Nest, map_tensors, nest_bytes
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.elastic_stage import layers_of
 from recycle.runtime.compute.gradients import make_sums
-from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.microbatches import MicroBatchSource, largest_of
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Loss, OpOptions, Stage
@@ -66,7 +66,7 @@ class StageCopies:
             own_loss = loss if number == len(stages) - 1 else None
             self.stages.append(Stage(module, sums, number, own_loss, how, own_layers=ranges[number]))
         # Storages of their own: a view would hold all of the data set that it is of.
-        self._inputs, self._targets = (map_tensors(Tensor.clone, part) for part in samples.get(0, 0, 0))
+        self._inputs, self._targets = (map_tensors(Tensor.clone, part) for part in largest_of(samples))
 
     def forward(self, run: RunOp = lambda stage, kind, op: op()) -> list[Nest]:
         """Run F at every stage, and return the output of each."""

@@ -16,7 +16,7 @@ from recycle.control.drift.message_times import MessageStamp
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
-from recycle.runtime.boundary.boundary_spec import BoundarySpec, PackedTensors, TensorSpec
+from recycle.runtime.boundary.boundary_spec import PackedTensors, TensorSpec
 from recycle.runtime.boundary.nests import Nest, tensors_in
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.links.stamped_body import clock_us
@@ -70,13 +70,14 @@ class MessageQueue:
     def _refuse_other_spec(self, message: TensorMessage, nest: Nest, tensors: Sequence[Tensor], packed: PackedTensors) -> None:
         """The receiver has allocated the tensors that the first micro-batch of the job had; those of a nest have paths, too."""
         made = tuple(map(TensorSpec.of, tensors))
-        if made != packed.tensors:
-            raise Unsendable(
-                f"{message.sender} made {_listed(made)} for {message.receiver}, but the first "
-                f"micro-batch made {_listed(packed.tensors)}: all must be alike; pad or cut the samples"
-            )
         boundary = self._spec.boundary(message.kind, message.stage)
-        if nest is not None and message.kind is Kind.F and not boundary.is_one_tensor and BoundarySpec.of(nest) != boundary:
+        if not packed.fits(made):
+            what = "the largest micro-batch has" if boundary.varies else "the first micro-batch made"
+            raise Unsendable(
+                f"{message.sender} made {_listed(made)} for {message.receiver}, but {what} {_listed(packed.tensors)}: "
+                f"{'none may be larger' if boundary.varies else 'all must be alike'}; pad or cut the samples"
+            )
+        if nest is not None and message.kind is Kind.F and not boundary.is_one_tensor and not boundary.is_alike(nest):
             raise Unsendable(
                 f"{message.sender} made the same tensors for {message.receiver} as in the first micro-batch, but in another "
                 "structure, or with other gradient paths: all must be alike"

@@ -12,6 +12,7 @@ from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.evaluation import Evaluator
@@ -101,8 +102,9 @@ def make_trainer(
     on_progress: OnProgress = lambda iteration, label: None,
     activity: Activity | None = None,
     speed_in: SpeedIn = lambda iteration: 1.0,
+    samples: MicroBatchSource | None = None,
 ) -> Trainer:
-    """The trainer of a worker in one epoch, on the state of its stage."""
+    """The trainer of a worker in one epoch, on the state of its stage. It reads `samples`, or the job's micro-batches itself."""
     num_stages, seed = spec.shape.num_stages, spec.options.seed
     executor = Executor(
         view.worker,
@@ -110,7 +112,7 @@ def make_trainer(
         num_stages,
         state.stage,
         transport.messages,
-        spec.microbatches,
+        samples or spec.microbatches,
         seed,
         on_progress,
         activity,
