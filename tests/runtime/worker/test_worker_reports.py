@@ -115,6 +115,7 @@ def test_a_report_is_plain_json():
         "checksum": "",
         "pace": {"F": [2, 7]},
         "lags": {"W1_1": [3, -250, False]},
+        "positions": {},
     }
 
 
