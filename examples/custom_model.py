@@ -7,24 +7,10 @@ from torch import nn
 
 import recycle
 
-WIDTH, LENGTH = 16, 12
-
 
 class Block(nn.TransformerEncoderLayer):
     def forward(self, given):
         return {**given, "states": super().forward(given["states"], src_key_padding_mask=given["padding"])}
-
-
-class Sorted:
-    """Vectors of different lengths, padded, and the sum of each; a sample depends on its number only."""
-
-    def __len__(self):
-        return 4096
-
-    def __getitem__(self, number):
-        states = torch.randn(LENGTH, WIDTH, generator=torch.Generator().manual_seed(number))
-        padding = torch.arange(LENGTH) >= LENGTH - number % 4
-        return {"states": states, "padding": padding}, states[~padding].sum(0)
 
 
 class Head(nn.Linear):
@@ -32,8 +18,14 @@ class Head(nn.Linear):
         return super().forward(given["states"].masked_fill(given["padding"][..., None], 0).sum(1))
 
 
+def sample(number):  # vectors of different lengths, padded, and their sum
+    states = torch.randn(12, 16, generator=torch.Generator().manual_seed(number))
+    padding = torch.arange(12) >= 12 - number % 4
+    return {"states": states, "padding": padding}, states[~padding].sum(0)
+
+
 torch.manual_seed(0)
-model = nn.Sequential(*[Block(WIDTH, 2, 4 * WIDTH, dropout=0.1, batch_first=True) for _ in range(4)], Head(WIDTH, WIDTH))
-optimizer = partial(torch.optim.AdamW, lr=3e-3)
-trained = recycle.train((2, 2, 4), model, Sorted(), nn.functional.mse_loss, optimizer, steps=40, samples=8)
+model = nn.Sequential(*[Block(16, 2, 64, dropout=0.1, batch_first=True) for _ in range(4)], Head(16, 16))
+data, optimizer = [sample(number) for number in range(4096)], partial(torch.optim.AdamW, lr=3e-3)
+trained = recycle.train((2, 2, 4), model, data, nn.functional.mse_loss, optimizer, steps=40, samples=8)
 print(f"loss {trained.losses[0]:.3f} at first, {trained.losses[-1]:.3f} at last; recorded in {trained.out}")

@@ -26,7 +26,8 @@ def refuse_changing_data(job: Job) -> None:
 
 def refuse_unusable_optimizer(job: Job) -> None:
     """Raise if the optimizer of the job cannot step a stage by its gradients alone, or if its rate cannot be scheduled."""
-    parameters: list[Tensor] = [each for stage in job.stages for each in stage.parameters() if each.requires_grad]
+    all_parameters = (each for stage in job.stages for each in stage.parameters() if each.requires_grad)
+    parameters: list[Tensor] = list({id(each): each for each in all_parameters}.values())  # tied ones once
     if not parameters:
         return
     made = job.optimizer(parameters)
