@@ -12,6 +12,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan, Started, Stepped, Warned
 from recycle.core.events.record_file import write_record
 from recycle.core.plans.plan_source import PlanFolder
+from recycle.core.plans.steady_period import steady_period_us, with_speeds
 from recycle.dashboard.reading.run_reader import RunReader
 from recycle.dashboard.views.campaigns import campaign, campaign_kind
 from recycle.dashboard.views.critical_ops import critical_ops
@@ -20,6 +21,7 @@ from recycle.dashboard.views.iteration_view import IterationOps
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.series import thin
 from recycle.dashboard.views.what_if import read_workers, what_if
+from recycle.planner.live_planner import Planner
 from tests.dashboard.run_folders import write_run
 from tests.recovery_records import EPOCHS, degraded_plan, whole_plan
 
@@ -165,6 +167,17 @@ def test_what_if_shows_the_plan_of_a_failure_beside_that_of_today(tmp_path):
     assert (seen["period_us"], seen["today_us"]) == (degraded_plan().period_us, whole_plan().period_us)
     assert seen["dead"] == seen["asked"] == ["W1_1"]
     assert "1F1@1" in next(lane for lane in seen["lanes"] if lane["worker"] == "W0_1")["planned"]["ops"].split()
+
+
+def test_what_if_plans_for_the_speeds_of_the_run_s_workers(tmp_path):
+    def make_source(folder, today):
+        return Planner(today.problem)
+
+    speeds, dead = ((Worker(0, 0), 0.5),), frozenset({Worker(1, 1)})
+    usual, slow = (what_if(make_source, tmp_path, whole_plan(), dead, each) for each in ((), speeds))
+    assert (usual["speeds"], slow["speeds"]) == ({}, {"W0_0": 0.5})
+    assert slow["period_us"] > usual["period_us"]
+    assert slow["today_us"] == steady_period_us(with_speeds(whole_plan(), speeds)) > whole_plan().period_us
 
 
 def test_chosen_workers_are_read_and_too_many_refused():

@@ -113,6 +113,7 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
 
 def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
     """A plan for a shape with nobody dead, in which all ops take the same time."""
+    from recycle.planner.heuristic.greedy import compile_kernels
     from recycle.planner.problem_from_text import problem
     from recycle.planner.solve import solve
 
@@ -125,7 +126,9 @@ def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
             raise UserError(
                 f"the plan is {shape!r}, but it must be a plan, or numbers of pipelines, stages and micro-batches of a pipeline"
             )
-    return solve(problem(*numbers, costs=(1, 1, 1)), "greedy", effort=_PLAN_EFFORT)
+    made = problem(*numbers, costs=(1, 1, 1))
+    compile_kernels(made)  # now, rather than while workers wait for the plan after a failure
+    return solve(made, "greedy", effort=_PLAN_EFFORT)
 
 
 def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:

@@ -99,7 +99,7 @@ class Planner:
         return replace(self, layer_counts=layers.counts, mean_time_s=mean_time_s)
 
     def answer(self, failed: frozenset[Worker]) -> PlanAssignment:
-        compile_kernels()  # before the run, in the first call, rather than during a recovery
+        compile_kernels(self.problem)  # before the run, in the first call, rather than during a recovery
         if not self.layer_counts:
             return self._answer(failed)
         staying = self._with_layers(self.layer_counts)

@@ -25,7 +25,7 @@ from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
 from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.boundary.nests import num_samples_in
-from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes
+from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes, return_gpu_memory
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
 
@@ -160,5 +160,6 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     )
     with one_thread():
         layers = measure_layers(job)
+    return_gpu_memory()
     profile = replace(fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken), layers=layers)
     return Rehearsed(profile, number + 1, change, change <= patience.share)

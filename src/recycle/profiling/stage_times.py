@@ -10,7 +10,7 @@ from recycle.profiling.machine import machine_name
 from recycle.profiling.stopwatch import Clock, Stopwatch, device_clock_us
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
-from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, random_state_kept, state_bytes
+from recycle.runtime.compute.stage_bytes import StageBytes, StageCopies, random_state_kept, return_gpu_memory, state_bytes
 from recycle.runtime.job import Job
 from recycle.runtime.options import refuse_count
 
@@ -27,8 +27,10 @@ def measure_stages(job: Job, num_repeats: int = 5, clock_us: Clock = device_cloc
     """
     refuse_count("num_repeats", num_repeats, 1)
     stages = _measured_stages(job, num_repeats, clock_us)
+    layers = measure_layers(job, 2 * num_repeats, clock_us)
+    return_gpu_memory()
     name = f"measured on {machine_name(job.options.device)}, links as if they were free"
-    return Profile(stages, FREE_LINK, FREE_LINK, name=name, layers=measure_layers(job, 2 * num_repeats, clock_us))
+    return Profile(stages, FREE_LINK, FREE_LINK, name=name, layers=layers)
 
 
 def _measured_stages(job: Job, num_repeats: int, clock_us: Clock) -> tuple[StageProfile, ...]:

@@ -11,6 +11,7 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -167,6 +168,33 @@ def test_a_spare_replaces_a_worker_that_leaves_and_all_stop_with_a_checkpoint_wh
         f"stopped after step {steps} of 100000, and all workers with it; go on with: recycle coordinator --resume {out}" in words
     )
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
+
+
+def page_of(port):
+    """What the page says about the only run that it shows; None if nobody serves it, or there is no run yet."""
+    with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/api/run?id=.", timeout=10) as answer:
+        return json.load(answer)
+    return None
+
+
+def test_the_page_of_a_coordinator_is_there_before_and_while_workers_train_and_ends_with_it(tmp_path):
+    out, token, address, port = tmp_path / "run", tmp_path / "token", f"127.0.0.1:{free_port()}", free_port()
+    job = [word if word != str(STEPS) else "100000" for word in JOB]
+    with started() as start:
+        coordinator = start(
+            *("coordinator", *job, "--listen", address, "--token-file", token, "--out", out),
+            *("--dashboard", str(port), "--json"),
+        )
+        wait_for(lambda: page_of(port) is not None)
+        wait_for(lambda: page_of(port)["waiting"] == "4 workers are starting")
+        workers = [start("worker", address, "--token-file", token) for _ in range(4)]
+        wait_for(lambda: page_of(port)["steps_done"] >= 3)
+        assert {each["state"] for each in page_of(port)["workers"].values()} == {"alive"}
+        os.kill(coordinator.pid, signal.SIGTERM)
+        _, words = coordinator.communicate(timeout=60)
+        assert f"the page of this run: http://127.0.0.1:{port}" in words
+        assert [worker.wait(20) for worker in workers] == [0] * 4
+    assert page_of(port) is None
 
 
 @pytest.mark.parametrize(

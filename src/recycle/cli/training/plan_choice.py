@@ -11,6 +11,7 @@ from recycle.core.plans.library import Library, without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile
+from recycle.planner.heuristic.greedy import compile_kernels
 from recycle.planner.live_planner import Planner
 from recycle.planner.problem_from_text import parse_costs
 from recycle.planner.problem_from_text import problem as describe_problem
@@ -34,8 +35,11 @@ def choose_plan(cluster: ClusterSection, measured: Profile | None = None, num_la
         library = Library.open(cluster.library)
         _refuse_other(library.problem, cluster, f"the library {cluster.library}")
         return library.get(len(_checked(library.problem.shape, cluster.dead_workers)))
+    problem = _problem(cluster, measured, num_layers)
+    # The compiler's time is not the search's. And nobody waits for it later: a slow worker or a failure is to have its plan soon.
+    compile_kernels(problem)
     # The greedy method is near the bound in a moment; a few per cent of a plan are not worth a wait before training begins.
-    return solve(_problem(cluster, measured, num_layers), "greedy", _PLAN_S)
+    return solve(problem, "greedy", _PLAN_S)
 
 
 def choose_layers(

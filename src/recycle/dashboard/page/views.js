@@ -309,7 +309,8 @@ export class WhatIf {
         h("div", { class: "fact" }, h("dt", {}, `Period today (${answer.today_dead.length ? `${answer.today_dead.length} dead` : "nobody dead"})`), h("dd", {}, formatTime(answer.today_us))),
         h("div", { class: "fact" }, h("dt", {}, "Difference"), h("dd", {}, `${ratio >= 0 ? "+" : "−"}${Math.abs(100 * ratio).toFixed(1)} %`)),
         h("div", { class: "fact" }, h("dt", {}, "Proven bound"), h("dd", {}, formatTime(answer.bound_us)))),
-        h("p", {}, answer.reason), answer.moves.length ? h("p", {}, `Workers that move: ${answer.moves.map((move) => move.replace(">", " → ")).join(", ")}.`) : null);
+        h("p", {}, answer.reason), Object.keys(answer.speeds).length ? h("p", {}, `For workers that are not as fast as their peers: ${Object.entries(answer.speeds).map(([name, speed]) => `${name} at ${speed} of their speed`).join(", ")}.`) : null,
+        answer.moves.length ? h("p", {}, `Workers that move: ${answer.moves.map((move) => move.replace(">", " → ")).join(", ")}.`) : null);
       if (!this.timeline) { this.timeline = new Timeline(this.run.data.paints); fill(this.box, paintLegend(this.run.data.paints), this.timeline.node); }
       this.timeline.show({ label: "The plan", workers: answer.workers.slice(0, answer.lanes.length), dead: new Set(answer.dead), executed_us: 0, planned_us: answer.planned_length_us, slowdown: 1, first: 0, lanes: answer.lanes });
     } catch (problem) { fill(this.answer, h("p", { class: "empty" }, problem.message)); fill(this.box); this.timeline = null; }

@@ -7,7 +7,8 @@ from typing import Any
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.plan_source import PlanSource
+from recycle.core.plans.plan_source import PlanSource, SpeedAwareSource
+from recycle.core.plans.steady_period import Speeds, steady_period_us, with_speeds
 from recycle.dashboard.views.iteration_view import plan_lanes
 
 # Makes, from the folder of a run and its present plan, the source that the run asks for plans; a function of a module.
@@ -23,12 +24,15 @@ def read_workers(text: str) -> frozenset[Worker]:
     return frozenset(map(Worker.parse, names))
 
 
-def what_if(make_source: MakeSource, folder: Path, today: Plan, dead: frozenset[Worker]) -> dict[str, Any]:
+def what_if(make_source: MakeSource, folder: Path, today: Plan, dead: frozenset[Worker], speeds: Speeds = ()) -> dict[str, Any]:
     """Return the plan that follows if exactly the places `dead` are empty; raises UserError if there is none.
 
-    It may take long: it plans if no plan is ready.
+    The run would plan for the `speeds` of its workers. It may take long: it plans if no plan is ready.
     """
-    answer = make_source(folder, today).answer(dead)
+    source, today_us = make_source(folder, today), today.period_us
+    if speeds and isinstance(source, SpeedAwareSource):
+        source, today_us = source.at_speeds(speeds), steady_period_us(with_speeds(today, speeds))
+    answer = source.answer(dead)
     plan = answer.plan
     return {
         **plan_lanes(plan),
@@ -36,7 +40,8 @@ def what_if(make_source: MakeSource, folder: Path, today: Plan, dead: frozenset[
         "reason": answer.reason,
         "moves": [f"{start}>{to}" for start, to in answer.moves],
         "copies": [f"{start}>{to}" for start, to in answer.copies],
-        "today_us": today.period_us,
+        "today_us": today_us,
+        "speeds": {str(worker): speed for worker, speed in plan.problem.speeds},
         "today_dead": sorted(map(str, today.problem.cluster.failed)),
         "bound_us": plan.quality.bound_us,
         "method": plan.quality.method,

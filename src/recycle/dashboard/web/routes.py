@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.events.live_injection import LIVE_ACTIONS
 from recycle.core.release import RELEASE
@@ -183,10 +184,12 @@ class _Answers:
         async with self._runs.opened(self._id(request)) as run:
             bounds = run.op_ranges.bounds
             today, folder = run.plan_of(bounds[1] if bounds else 0), run.record.parent
+            slow = run.state.facts.speeds if run.shape is not None else {}
+            speeds = tuple(sorted((Worker.parse(name), speed) for name, speed in slow.items() if speed != 1))
         if self._is_planning.locked():
             return _json(request, {"problem": "another plan is being made: ask again in a moment"}, 429)
         async with self._is_planning:
-            ask = partial(what_if, server.make_source, folder, today, dead)
+            ask = partial(what_if, server.make_source, folder, today, dead, speeds)
             try:
                 answer = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(server.planners, ask), _PLANNING_S)
             except TimeoutError:

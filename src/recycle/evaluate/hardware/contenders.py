@@ -14,6 +14,7 @@ from recycle.evaluate.hardware.torch_contender import TorchContender
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import MemberContext
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
+from recycle.runtime.compute.stage_bytes import return_gpu_memory
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.worker.worker_spec import WorkerSpec, copied_stage
 
@@ -64,6 +65,7 @@ class Contender:
 
     def answer(self, turn: ContenderTurn) -> TurnResult:
         """Wait until all members are ready, and train if this worker takes part."""
+        return_gpu_memory()  # what the variant before this one used
         place = turn.place(self._context.worker)
         dist.barrier()
         if place is None:

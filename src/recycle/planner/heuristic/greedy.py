@@ -129,16 +129,17 @@ def _most_promising(problem: Problem, bound_us: int, num_runs: int) -> Search:
 
 
 @cache
-def compile_kernels() -> None:
+def compile_kernels(like: Problem | None = None) -> None:
     """Compile all kernels, or load them from the cache, so that no later search has to wait for the compiler.
 
-    Compiling takes up to a minute, once on a machine.
+    Compiling takes up to a minute, once on a machine. If searches are for problems `like` one, other kernels are left out.
     """
-    for is_decoupled in (True, False):
+    for is_decoupled in (True, False) if like is None else (like.techniques.decoupled,):
         profile = Profile.uniform(2, 1, 1, 1).with_equal_layers(2)
         small = Problem(Cluster(Shape(2, 2, 2)), profile, techniques=Techniques(decoupled=is_decoupled))
         # A bound that no schedule reaches, so that everything is tried.
-        for problem in (small, replace(small, shared_layers=1)):
+        for shared_layers in (0, 1) if like is None else (min(1, like.shared_layers),):
+            problem = replace(small, shared_layers=shared_layers)
             solve_greedy(problem, bound_us=0, effort=_RUNS_OF_ALL * _num_ops(small))
 
 

@@ -5,6 +5,7 @@ torch's random state are afterwards as they were before.
 """
 
 import copy
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -164,6 +165,13 @@ def held_state_bytes(stage: Stage, stepper: Stepper) -> int:
 def random_state_kept() -> AbstractContextManager[None]:
     """Restore torch's random state at the end, that of GPUs in use, too: stages seed it for every micro-batch."""
     return torch.random.fork_rng(range(torch.cuda.device_count()) if uses_gpu() else ())
+
+
+def return_gpu_memory() -> None:
+    """Return to the GPU the memory that torch keeps for later in this process: others need it."""
+    if uses_gpu():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def uses_gpu() -> bool:
