@@ -88,6 +88,7 @@ ORDER = {
     "runtime": [
         "boundary",
         "compute",
+        "data",
         "checkpoint options",
         "transport cutting",
         "execute job",

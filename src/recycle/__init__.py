@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     from recycle.planner.profiles.estimate import estimate
     from recycle.planner.solve import solve, solve_normalized
     from recycle.report.record.metrics import measure
+    from recycle.runtime.boundary.auxiliary_losses import add_loss, collect_losses
     from recycle.runtime.callbacks.protocol import Callback
     from recycle.runtime.checkpoint.export import export_model
     from recycle.runtime.checkpoint.load_model import load_model
     from recycle.runtime.checkpoint.resume import load
     from recycle.runtime.compute.learning_rate import TorchSchedule
+    from recycle.runtime.compute.optimizer_step import LossScale
     from recycle.runtime.cutting.cut import cut, recut
+    from recycle.runtime.data.data_options import DataOptions, Padding
+    from recycle.runtime.data.packing import pack
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
     from recycle.sim.campaign.campaign import simulate
@@ -48,7 +52,9 @@ if TYPE_CHECKING:
     from recycle.sim.replay.replay import Conditions, replay
 
 _FOUND_IN = {
+    "add_loss": "runtime.boundary.auxiliary_losses",
     "build": "planner.build_library",
+    "collect_losses": "runtime.boundary.auxiliary_losses",
     "cut": "runtime.cutting.cut",
     "problem": "planner.problem_from_text",
     "estimate": "planner.profiles.estimate",
@@ -64,10 +70,14 @@ _FOUND_IN = {
     "CheckpointOptions": "runtime.options",
     "Conditions": "sim.replay.replay",
     "CsvLogger": "loggers.csv_logger",
+    "DataOptions": "runtime.data.data_options",
     "EvaluationOptions": "runtime.options",
     "FailureOptions": "runtime.options",
     "Job": "runtime.job",
+    "LossScale": "runtime.compute.optimizer_step",
     "MlflowLogger": "loggers.mlflow_logger",
+    "pack": "runtime.data.packing",
+    "Padding": "runtime.data.data_options",
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
@@ -84,12 +94,15 @@ __all__ = [
     "Cluster",
     "Conditions",
     "CsvLogger",
+    "DataOptions",
     "EvaluationOptions",
     "FailureOptions",
     "Job",
     "Library",
+    "LossScale",
     "Memory",
     "MlflowLogger",
+    "Padding",
     "Plan",
     "Planner",
     "Problem",
@@ -104,14 +117,17 @@ __all__ = [
     "WandbLogger",
     "Worker",
     "__version__",
+    "add_loss",
     "build",
     "check",
+    "collect_losses",
     "cut",
     "estimate",
     "export_model",
     "load",
     "load_model",
     "measure",
+    "pack",
     "problem",
     "recut",
     "replay",

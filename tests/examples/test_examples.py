@@ -2,6 +2,7 @@
 
 import copy
 import re
+import time
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -92,7 +93,7 @@ class Random(TensorDataset):
         super().__init__(torch.ones(16, 2, 4), torch.ones(16, 2, 4))
 
     def __getitem__(self, number):
-        return torch.rand(2, 4), torch.ones(2, 4)
+        return torch.full((2, 4), float(time.monotonic_ns() % 10**6)), torch.ones(2, 4)
 
 
 def scheduler():

@@ -14,16 +14,26 @@ import torch
 
 import recycle
 from recycle.core.events.failure_script import Action, Injection, Script
-from recycle.core.events.record import Recovered, Stepped
+from recycle.core.events.record import Evaluated, Recovered, Stepped
 from recycle.core.events.record_file import RECORD, read_record
 from recycle.planner.live_planner import Planner
-from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import Numbers, adamw, loss
+from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
+from tests.runtime.jobs import BATCH, Numbers, adamw, loss
 from tests.runtime.recovery_runs import ALL, problem, unhurried_stages
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(240)
-SHAPE, STEPS = (2, 2, 3), 8
+SHAPE, STEPS, EVALUATED = (2, 2, 3), 8, "evaluation/loss"
+
+
+class Points:
+    """The evaluation data."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return tuple(each[0] for each in Numbers().get(100, 0, number))
 
 
 class Stop(recycle.Callback):
@@ -43,10 +53,12 @@ def train(out, callbacks, *lines, resume=False):
     wanted = problem(SHAPE, ALL)
     script = Script.of([Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines], wanted.shape, STEPS)
     failures = FailureOptions(Planner(wanted), script, restarts=0)
-    options = TrainOptions(5, True, checkpoint=CheckpointOptions(4, resume=resume), failures=failures)
+    checkpoint, evaluation = CheckpointOptions(4, resume=resume), EvaluationOptions(Points(), every=2)
+    options = TrainOptions(5, True, checkpoint=checkpoint, evaluation=evaluation, failures=failures)
     stages = unhurried_stages(SHAPE[1], 0.02)
     plan = recycle.solve(wanted, "greedy")
-    return recycle.train(plan, stages, Numbers(), loss, adamw, steps=STEPS, out=out, options=options, callbacks=callbacks)
+    data = stages, Numbers(), loss, adamw
+    return recycle.train(plan, *data, steps=STEPS, samples=BATCH, out=out, options=options, callbacks=callbacks)
 
 
 def train_twice(out, make_loggers):
@@ -57,26 +69,30 @@ def train_twice(out, make_loggers):
 
 
 def recorded(out):
-    """The losses of all steps by the record, and the number of recoveries."""
+    """The losses of all steps and of all evaluations by the record, and the number of recoveries."""
     events = list(read_record(out / RECORD))
     losses = {event.iteration + 1: event.loss for event in events if isinstance(event, Stepped)}
-    return losses, sum(isinstance(event, Recovered) for event in events)
+    evaluations = {event.num_steps: event.loss for event in events if isinstance(event, Evaluated)}
+    return losses, evaluations, sum(isinstance(event, Recovered) for event in events)
 
 
 def in_csv(out):
     with (out / "metrics.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    return [(int(row["step"]), float(row["loss"])) for row in rows if row["event"] == "step"], sum(
-        row["event"] == "recovery" for row in rows
+    steps, evaluations = (
+        [(int(row["step"]), float(row["loss"])) for row in rows if row["event"] == kind] for kind in ("step", "evaluation")
     )
+    return steps, evaluations, sum(row["event"] == "recovery" for row in rows)
 
 
-def refuse_other(out, steps, num_recoveries):
-    """Every step once with the loss of the record, and every recovery once."""
-    losses, wanted = recorded(out)
+def refuse_other(out, steps, evaluations, num_recoveries):
+    """Every step and every evaluation once with the loss of the record, and every recovery once."""
+    losses, evaluated, wanted = recorded(out)
     assert sorted(losses) == list(range(1, STEPS + 1))
-    assert Counter(number for number, _ in steps) == Counter(losses.keys())
-    assert dict(steps) == pytest.approx(losses)
+    assert sorted(evaluated) == [2, 4, 6, 8]
+    for found, known in ((steps, losses), (evaluations, evaluated)):
+        assert Counter(number for number, _ in found) == Counter(known.keys())
+        assert dict(found) == pytest.approx(known)
     assert num_recoveries == wanted >= 2  # two kills; a third one if the worker that rejoins has loaded in time
 
 
@@ -86,19 +102,23 @@ def test_csv_and_tensorboard_get_every_event_once(tmp_path):
     trained = train_twice(tmp_path, lambda: [recycle.CsvLogger(), recycle.TensorBoardLogger()])
     refuse_other(tmp_path, *in_csv(tmp_path))
     found = curves(tmp_path / "tensorboard")
-    assert found["train/loss"] == pytest.approx(recorded(tmp_path)[0])
+    losses, evaluations, _ = recorded(tmp_path)
+    assert found["train/loss"] == pytest.approx(losses)
+    assert found[EVALUATED] == pytest.approx(evaluations)
     assert trained.num_steps == STEPS
     assert not [sentence for sentence in trained.warnings if "csv" in sentence or "tensorboard" in sentence]
 
 
 def test_weights_and_biases_gets_every_event_once(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
+    import wandb
+
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     train_twice(tmp_path, lambda: [recycle.WandbLogger(mode="offline")])
     wandb.teardown()  # ends its process, which writes the files
     rows = list(wandb_rows(tmp_path))
-    steps = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-    refuse_other(tmp_path, steps, sum("recovery/text" in row for row in rows))
+    steps, evaluations = ([(row["step"], row[name]) for row in rows if name in row] for name in ("train/loss", EVALUATED))
+    refuse_other(tmp_path, steps, evaluations, sum("recovery/text" in row for row in rows))
 
 
 def wandb_rows(folder):
@@ -135,7 +155,6 @@ def wandb_records(content):
 
 
 def test_mlflow_gets_every_event_once(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "mlruns").as_uri()
     out = tmp_path / "run"
@@ -144,7 +163,10 @@ def test_mlflow_gets_every_event_once(tmp_path, monkeypatch):
 
     client = MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("recycle").experiment_id])
-    steps = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "train/loss")]
-    refuse_other(out, steps, sum(key.startswith("recovery.") for key in run.data.tags))
+    steps, evaluations = (
+        [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
+        for name in ("train/loss", EVALUATED)
+    )
+    refuse_other(out, steps, evaluations, sum(key.startswith("recovery.") for key in run.data.tags))
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "run"

@@ -22,7 +22,7 @@ from recycle.runtime.compute.elastic_stage import own_module
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper, judge_step, norm_squared
-from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.compute.stage import Loss, OpOptions, Stage
 from recycle.runtime.compute.state_digests import stage_digest, whole_digest
 from recycle.runtime.compute.tied_parameters import counted_elsewhere, find_ties, gather, scatter
 from recycle.runtime.execute.executor import Executor
@@ -71,11 +71,14 @@ class ReferenceExecutor:
         is_exact: bool = False,
         max_norm: float | None = None,
         autocast: torch.dtype | None = None,
+        recomputes: bool = False,
+        backend: str = "",
+        carries_loss: bool = False,
     ) -> None:
         self.plan = plan
         self._max_norm, self._ties = max_norm, find_ties(stages)
         self._layers = layers_or_none([own_module(stage) for stage in stages])
-        mailbox, shape = Mailbox(), plan.problem.shape
+        mailbox, shape, how = Mailbox(), plan.problem.shape, OpOptions(autocast, recomputes, backend)
         instructions = {worker: compile_row(program, shape) for worker, program in row_programs(plan).items()}
         self.workers: dict[Worker, Executor] = {}
         self._steppers: dict[Worker, Stepper] = {}
@@ -84,7 +87,8 @@ class ReferenceExecutor:
             sums = make_sums(module.parameters(), shape.num_chains, is_exact)
             is_last = worker.stage == shape.num_stages - 1
             own_layers = self._layers.ranges[worker.stage] if self._layers is not None else None
-            stage = Stage(module, sums, worker.stage, loss if is_last else None, autocast, own_layers=own_layers)
+            own_loss, carries = loss if is_last else None, carries_loss and not is_last
+            stage = Stage(module, sums, worker.stage, own_loss, how, own_layers=own_layers, carries_loss=carries)
             self.workers[worker] = Executor(worker, instructions[worker], shape.num_stages, stage, mailbox, samples, seed)
             self._steppers[worker] = Stepper(stage.parameters(), make_optimizer)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 import recycle
 from recycle.core.errors import DatasetTooSmall, UserError
 from recycle.core.events.failure_script import Action, Injection, Script
-from recycle.core.events.record import Evaluated, Spell, Stepped
+from recycle.core.events.op_columns import OPTIMIZER
+from recycle.core.events.record import Evaluated, OpRan, Spell, Stepped
 from recycle.core.events.record_file import RECORD, read_record
 from recycle.planner.live_planner import Planner
 from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
@@ -111,6 +113,18 @@ def test_it_is_the_number_of_a_plain_loop_over_the_saved_weights(tmp_path):
     steps = [("step", number) for number in range(1, 7)]
     assert order == [*steps[:2], ("evaluation", 2), *steps[2:4], ("evaluation", 4), *steps[4:], ("evaluation", 6)]
     assert sum(isinstance(event, Spell) and event.cause == "evaluation" for event in events) == 3
+
+
+@pytest.mark.parametrize("is_lean", [True, False])
+def test_the_second_computation_of_a_lean_step_is_in_the_record(is_lean, tmp_path):
+    trained = train(out=tmp_path, lean_steps=is_lean)
+    assert trained.weights_sha256 == train().weights_sha256
+    ran = (event for event in read_record(tmp_path / RECORD) if isinstance(event, OpRan) and event.op == OPTIMIZER)
+    counts = Counter((event.worker, event.iteration) for event in ran)
+    # A step is settled in the iteration after it; before an evaluation and at the end it is settled in its own.
+    expected = {0: 1, 1: 3, 2: 1, 3: 3, 4: 1, 5: 3} if is_lean else dict.fromkeys(range(STEPS), 1)
+    workers = [f"W{pipeline}_{stage}" for pipeline in range(2) for stage in range(2)]
+    assert counts == {(worker, iteration): expected[iteration] for worker in workers for iteration in expected}
 
 
 def test_evaluations_change_nothing_in_the_training(tmp_path):

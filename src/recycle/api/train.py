@@ -23,7 +23,7 @@ from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.cutting.cut import cut
 from recycle.runtime.job import Job
-from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
+from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_float16_parameters, refuse_unusable_optimizer
 from recycle.runtime.launch.local_launcher import Watch
 from recycle.runtime.launch.watched_launch import launch_watched
 from recycle.runtime.options import TrainOptions
@@ -90,7 +90,7 @@ def train(
         >>> len(trained.losses)
         3
     """
-    made = plan if isinstance(plan, Plan) else _plan_for(plan)
+    made = plan if isinstance(plan, Plan) else _plan_for(plan, options)
     modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
     return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
 
@@ -101,6 +101,7 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
         raise UserError("resume goes on in a run folder: name it with out")
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
+    refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
     with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:
@@ -111,10 +112,10 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     return replace(trained, out=folder)
 
 
-def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
-    """A plan for a shape with nobody dead, in which all ops take the same time."""
+def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Plan:
+    """A plan for a shape with nobody dead, in which all ops take the same time, unless they compute otherwise."""
     from recycle.planner.heuristic.greedy import compile_kernels
-    from recycle.planner.problem_from_text import problem
+    from recycle.planner.problem_from_text import problem, unsplit_costs
     from recycle.planner.solve import solve
 
     match shape:
@@ -126,7 +127,8 @@ def _plan_for(shape: Shape | tuple[int, int, int]) -> Plan:
             raise UserError(
                 f"the plan is {shape!r}, but it must be a plan, or numbers of pipelines, stages and micro-batches of a pipeline"
             )
-    made = problem(*numbers, costs=(1, 1, 1))
+    costs = (1, 1, 1) if options.ops.splits else unsplit_costs((10, 10, 10), options.ops.recomputes)
+    made = problem(*numbers, costs=costs)
     compile_kernels(made)  # now, rather than while workers wait for the plan after a failure
     return solve(made, "greedy", effort=_PLAN_EFFORT)
 

@@ -102,6 +102,12 @@ class CallbackFailed(UserError):
     exit_code = 26
 
 
+class DataFailed(UserError):
+    """Data that could not be read: a sample raised an error, a stream ended, or nothing was made within the deadline."""
+
+    exit_code = 27
+
+
 class Stopped(UserError):
     """A run that was asked to stop by a signal before its last step."""
 

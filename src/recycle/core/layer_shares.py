@@ -32,7 +32,8 @@ class LayerShare:
     parameters: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name in self.__slots__:  # faster than asdict, and there are thousands of layers
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise UserError(f"a layer's share {name} is {value!r}, but it must be a number of at least 0")
 

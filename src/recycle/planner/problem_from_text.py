@@ -95,6 +95,12 @@ def parse_speeds(text: str) -> list[tuple[Worker, float]]:
     return found
 
 
+def unsplit_costs(costs: str | tuple[int, ...], recomputes: bool) -> tuple[int, int, int]:
+    """The costs of ops where I computes all gradients, and W nothing; where it also `recomputes` activations, it runs F again."""
+    forward_us, input_us, weight_us = parse_costs(costs)
+    return forward_us, (forward_us if recomputes else 0) + input_us + weight_us - 1, 1
+
+
 def parse_costs(costs: str | tuple[int, ...]) -> tuple[int, int, int]:
     """Read `F,I,W` in whole µs."""
     parts = costs.split(",") if isinstance(costs, str) else list(costs)

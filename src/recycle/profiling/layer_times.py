@@ -67,7 +67,7 @@ def _measured(layers: Sequence[nn.Module], job: Job, num_repeats: int, clock_us:
         num_repeats + 1,
         options.is_exact,
         options.sum_dtype,
-        options.autocast,
+        options.ops,
         options.device,
     )
     activations = layer_activations(copies.measure_bytes())

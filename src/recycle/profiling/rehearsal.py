@@ -25,6 +25,7 @@ from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
 from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.boundary.nests import num_samples_in
+from recycle.runtime.compute.microbatches import largest_of
 from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes, return_gpu_memory
 from recycle.runtime.job import Job
 from recycle.runtime.launch.configure import worker_spec
@@ -135,7 +136,7 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
     """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
     shape = job.shape
     spec = worker_spec(job)
-    sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.autocast, job.options.device)
+    sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.ops, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
     with worker_pool(list(shape.workers()), partial(PlanRunner, spec)) as pool:
         states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
@@ -149,7 +150,7 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
             progress(number + 1, change)
             if number + 1 >= patience.least_rounds and change <= patience.share:
                 break
-    inputs, _ = job.microbatches.get(0, 0, 0)
+    inputs, _ = largest_of(job.microbatches)
     taken = Taken(
         job.options.device,
         machine_name(job.options.device),

@@ -35,7 +35,7 @@ def measure_stages(job: Job, num_repeats: int = 5, clock_us: Clock = device_cloc
 
 def _measured_stages(job: Job, num_repeats: int, clock_us: Clock) -> tuple[StageProfile, ...]:
     options = job.options
-    numbers = (_NUM_PASSES, options.is_exact, options.sum_dtype, options.autocast, options.device)
+    numbers = (_NUM_PASSES, options.is_exact, options.sum_dtype, options.ops, options.device)
     with random_state_kept():
         copies = StageCopies(job.stages, job.microbatches, job.loss_function, *numbers)
         steppers = [

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,20 @@ from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
+from recycle.runtime.boundary.auxiliary_losses import collect_losses
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_samples_in, tensors_in, unsendable_part
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
-from recycle.runtime.compute.microbatches import Dataset, MicroBatches, MicroBatchSource, OrderedMicroBatches
-from recycle.runtime.compute.optimizer_step import MakeOptimizer
+from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, OrderedMicroBatches, largest_of
+from recycle.runtime.compute.optimizer_step import LOSS_SCALE, MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
+from recycle.runtime.data.joining import make_join
+from recycle.runtime.data.make_source import is_source, micro_batches_of
+from recycle.runtime.data.torch_loaders import is_loader, unwrapped
 from recycle.runtime.options import TrainOptions, refuse_count
 
 # Of the trial with one micro-batch: a stage and its layers one after the other draw the same numbers.
@@ -78,6 +82,11 @@ class Job:
     options: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
+        if is_loader(self.dataset):
+            dataset, samples, data = unwrapped(self.dataset, self.samples, self.options.data)
+            object.__setattr__(self, "dataset", dataset)
+            object.__setattr__(self, "samples", samples)
+            object.__setattr__(self, "options", replace(self.options, data=data))
         refuse_count("the number of steps", self.steps, 1)
         if not isinstance(self.plan, Plan | Shape):
             raise UserError(f"the plan is {self.plan!r}, but it must be a Plan or a Shape")
@@ -100,7 +109,7 @@ class Job:
             raise UserError("resume goes on in a run folder: name it with out")
         _ = self.microbatches  # refuses a dataset that is too small
         if (evaluation := self.evaluation_batches) is not None:
-            _refuse_other_samples(self.microbatches.get(0, 0, 0), evaluation[0])
+            _refuse_other_samples(self.microbatches.get(0, 0, 0), evaluation[0], self.has_lengths)
 
     @property
     def shape(self) -> Shape:
@@ -125,23 +134,27 @@ class Job:
     @property
     def microbatches(self) -> MicroBatchSource:
         """The micro-batches by their address: those of the dataset in the order that the seed selects, or a source as it is."""
-        data: Any = self.dataset
-        return data if self._is_source else MicroBatches(data, self.shape, self.samples, self.options.seed)
+        return micro_batches_of(self.dataset, self.shape, self.samples, self.options.seed, self.options.data)
 
     @property
     def evaluation_batches(self) -> OrderedMicroBatches | None:
         """The micro-batches of the evaluation data, in their order; None if nothing is evaluated."""
         data = self.options.evaluation.data
-        return None if data is None else OrderedMicroBatches(data, self.samples)
+        return None if data is None else OrderedMicroBatches(data, self.samples, make_join(self.options.data))
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether micro-batches have lengths of their own, up to that of the padding."""
+        return self.options.data.padding is not None
 
     @property
     def _is_source(self) -> bool:
         """Whether the data are micro-batches by pipeline and index, and no dataset."""
-        return hasattr(self.dataset, "get") and not hasattr(self.dataset, "__getitem__")
+        return is_source(self.dataset)
 
     @property
     def samples_per_step(self) -> int:
-        inputs, _ = self.microbatches.get(0, 0, 0)
+        inputs, _ = largest_of(self.microbatches)
         return self.shape.num_chains * num_samples_in(inputs)
 
     @property
@@ -170,7 +183,7 @@ class Job:
 
         Times are not measured.
         """
-        how = (self.microbatches, self.loss_function, self.options.autocast, self.options.device)
+        how = (self.microbatches, self.loss_function, self.options.ops, self.options.device)
         stages = tuple(
             StageProfile(1, 1, 1, 2, activation_bytes=activation, weight_held_bytes=held)
             for activation, held, _ in measure_bytes(self.stages, *how)
@@ -186,12 +199,12 @@ class Job:
     def boundaries(self) -> dict[int, BoundarySpec]:
         """The output of each stage but the last, found with one micro-batch; the modules are left as they were."""
         specs: dict[int, BoundarySpec] = {}
-        inputs, targets = self.microbatches.get(0, 0, 0)
+        inputs, targets = largest_of(self.microbatches)
         device = torch.device(self.options.device)
         output: Nest = map_tensors(lambda tensor: tensor.to(device), inputs)
         last, has_layers = len(self.stages) - 1, self.layers is not None
         # On the device, since devices cast differently; one stage at a time, since all stages may not fit.
-        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast):
+        with torch.no_grad(), torch.random.fork_rng(), cast(device, self.options.autocast), collect_losses() as losses:
             for number, module in enumerate(self.stages):
                 on_device = module if device.type == "cpu" else copy.deepcopy(module).to(device)
                 torch.manual_seed(_TRIAL_SEED)
@@ -209,8 +222,8 @@ class Job:
                     torch.manual_seed(_TRIAL_SEED)
                     output = _with_paths(on_device, given, is_first=number == 0)
                 if number < last:
-                    specs[number] = BoundarySpec.of(output)
-        return specs
+                    specs[number] = BoundarySpec.of(output, self.has_lengths)
+        return {number: spec.with_loss() for number, spec in specs.items()} if losses else specs
 
     def fingerprint(self) -> Mapping[str, Any]:
         """The description of this job in its checkpoints: a job that resumes from one must have the same, but for its shape."""
@@ -224,6 +237,7 @@ class Job:
             "max_norm": options.max_norm,
             "sums": str(options.sum_dtype).removeprefix("torch."),
             "autocast": str(options.autocast).removeprefix("torch."),
+            **({LOSS_SCALE: asdict(scale)} if (scale := options.used_loss_scale) is not None else {}),
             "data": _describe_data(self.microbatches),
             "ties": _describe_ties(self.stages),
             LAYERS: None if (layers := self.layers) is None else layers.to_json(),
@@ -240,10 +254,10 @@ class Job:
         }
 
 
-def _refuse_other_samples(training: tuple[Nest, Nest], evaluation: tuple[Nest, Nest]) -> None:
+def _refuse_other_samples(training: tuple[Nest, Nest], evaluation: tuple[Nest, Nest], has_lengths: bool) -> None:
     """Raise if the evaluation data look otherwise than those of the training, so that stages could not send them on."""
     for what, one, other in zip(("inputs", "targets"), training, evaluation, strict=True):
-        if BoundarySpec.of(one) != BoundarySpec.of(other):
+        if not BoundarySpec.of(one, has_lengths).is_alike(other):
             raise UserError(
                 f"the {what} of the evaluation data are {described(other)} in a micro-batch, but those of the training are "
                 f"{described(one)}: both must be alike"

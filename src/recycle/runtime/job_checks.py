@@ -10,8 +10,6 @@ from recycle.core.errors import UserError
 from recycle.runtime.boundary.nests import Nest, tensors_in
 from recycle.runtime.job import Job
 
-_LOW = (torch.bfloat16, torch.float16)
-
 
 def refuse_changing_data(job: Job) -> None:
     """Raise if the first micro-batch is another one when it is read again.
@@ -22,7 +20,7 @@ def refuse_changing_data(job: Job) -> None:
     if not _is_equal(once, again):
         raise UserError(
             "the dataset gives other samples when it is asked again for the same numbers, but another worker must get the same: "
-            "draw random numbers from a generator that is seeded with the number of the sample"
+            "draw random numbers from the generators of torch, random or numpy, which are seeded for every sample"
         )
 
 
@@ -53,6 +51,17 @@ def refuse_unusable_optimizer(job: Job) -> None:
         )
 
 
+def refuse_float16_parameters(job: Job) -> None:
+    """Raise if parameters are in float16, in which a gradient cannot be freed from the scale of the loss."""
+    for number, stage in enumerate(job.stages):
+        for name, parameter in stage.named_parameters():
+            if parameter.requires_grad and parameter.dtype is torch.float16:
+                raise UserError(
+                    f"parameter {name} of stage {number} is torch.float16, in which most gradients are 0 or infinite: keep "
+                    "parameters in float32, and set TrainOptions(autocast=torch.float16), which scales the loss"
+                )
+
+
 def _is_equal(one: Nest, other: Nest) -> bool:
     pairs = zip(tensors_in(one), tensors_in(other), strict=False)
     return len(list(tensors_in(one))) == len(list(tensors_in(other))) and all(_has_same_bits(*pair) for pair in pairs)
@@ -69,16 +78,11 @@ def doubts_about(job: Job) -> list[str]:
     found, dtypes = list[str](), dict[torch.dtype, tuple[int, str]]()
     for number, stage in enumerate(job.stages):
         for name, parameter in stage.named_parameters():
-            if parameter.requires_grad and parameter.dtype in _LOW:
+            if parameter.requires_grad and parameter.dtype is torch.bfloat16:
                 dtypes.setdefault(parameter.dtype, (number, name))
     for dtype, (number, name) in dtypes.items():
         found.append(
             f"parameter {name} of stage {number} is {dtype}, and no copy in float32 is kept: steps that are smaller than its "
             "rounding change nothing; keep parameters in float32, and set TrainOptions(autocast=torch.bfloat16)"
-        )
-    if torch.float16 in (job.options.autocast, *dtypes):
-        found.append(
-            "float16 is used without a scale of the loss: gradients below 6e-8 become 0, and those above 65504 infinite; use "
-            "bfloat16"
         )
     return found

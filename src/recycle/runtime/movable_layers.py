@@ -8,9 +8,11 @@ from torch.optim import Optimizer
 
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import LayerMovingSource
+from recycle.runtime.boundary.auxiliary_losses import collect_losses
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.boundary.nests import Nest, map_tensors, tensors_in, unsendable_part
 from recycle.runtime.compute.elastic_stage import layers_of
+from recycle.runtime.compute.microbatches import largest_of
 from recycle.runtime.compute.stage import cast, passed_on
 from recycle.runtime.job import Job
 
@@ -41,12 +43,14 @@ def _is_of_torch(job: Job) -> bool:
 def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
     """The outputs of all layers but the last; empty if one of them cannot be sent, or a layer changes what it is given."""
     device, found = torch.device(job.options.device), list[BoundarySpec]()
-    made: Nest = map_tensors(lambda tensor: tensor.to(device), job.microbatches.get(0, 0, 0)[0])
+    made: Nest = map_tensors(lambda tensor: tensor.to(device), largest_of(job.microbatches)[0])
     layers = [layer for stage in job.stages for layer in layers_of(stage)]
-    with torch.enable_grad(), torch.random.fork_rng(), cast(device, job.options.autocast):
-        for layer in layers[:-1]:
+    with torch.enable_grad(), torch.random.fork_rng(), cast(device, job.options.autocast), collect_losses() as losses:
+        for number, layer in enumerate(layers):
             given, versions = made, [tensor._version for tensor in tensors_in(made)]
             made = passed_on((layer if device.type == "cpu" else copy.deepcopy(layer).to(device))(given))
+            if number == len(layers) - 1:
+                break
             tensors = list(tensors_in(made))
             if unsendable_part(made) is not None or [tensor._version for tensor in tensors_in(given)] != versions:
                 return ()
@@ -54,5 +58,5 @@ def _outputs(job: Job) -> tuple[BoundarySpec, ...]:
                 tensor.layout != torch.strided for tensor in tensors
             ):
                 return ()
-            found.append(BoundarySpec.of(made))
-    return tuple(found)
+            found.append(BoundarySpec.of(made, job.has_lengths))
+    return tuple(spec.with_loss() if losses else spec for spec in found)

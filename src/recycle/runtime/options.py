@@ -12,7 +12,10 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Action, Script
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan_source import PlanSource
-from recycle.runtime.compute.optimizer_step import Schedule, constant
+from recycle.runtime.compute.optimizer_step import LossScale, Schedule, constant
+from recycle.runtime.compute.stage import OpOptions
+from recycle.runtime.data.data_options import DataOptions
+from recycle.runtime.data.data_options import refuse_count as refuse_count
 
 TRANSPORTS = AUTO, GLOO, NCCL, IPC = "auto", "gloo", "nccl", "ipc"
 
@@ -136,6 +139,10 @@ class TrainOptions:
         schedule: The factor of the learning rate at each iteration, a pure function.
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
+        activation_checkpointing: Keep only the inputs of layers, and compute the layers again in the backward pass: less memory,
+            for about a third more work. Weights stay the same; with `is_exact`, bit for bit.
+        compile_backend: The backend of `torch.compile` that compiles layers, such as "inductor"; empty compiles nothing.
+        loss_scale: How the scale of the loss changes; it is used if `autocast` is float16.
         lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
             that, optimizer states are copied, too. None: lean on a GPU.
         shared_layers: How many layers a stage holds of each neighbour, for a job without a plan; else the plan says that.
@@ -144,6 +151,7 @@ class TrainOptions:
         port: The port of the coordinator on this machine; 0 is any free one.
         timeout_s: The limit of every wait for another worker, for the case that all other detection fails.
         time_limit_s: End the run, with a checkpoint, at the first iteration boundary after so many seconds; None has no limit.
+        data: How samples are read, ordered and made into micro-batches, and by how many processes.
         evaluation: When and on what the model is evaluated, and when the run stops for that.
         checkpoint: When checkpoints are written, and whether the run is resumed.
         run_folder: What else the run folder holds.
@@ -161,6 +169,9 @@ class TrainOptions:
     schedule: Schedule = constant
     sum_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    activation_checkpointing: bool = False
+    compile_backend: str = ""
+    loss_scale: LossScale = field(default_factory=LossScale)
     lean_steps: bool | None = None
     shared_layers: int = 0
     device: str = "cpu"
@@ -168,12 +179,23 @@ class TrainOptions:
     port: int = 0
     timeout_s: float = 300.0
     time_limit_s: float | None = None
+    data: DataOptions = field(default_factory=DataOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
     quiet: bool = False
     metrics_port: int = 0
+
+    @property
+    def ops(self) -> OpOptions:
+        """How ops compute."""
+        return OpOptions(self.autocast, self.activation_checkpointing, self.compile_backend)
+
+    @property
+    def used_loss_scale(self) -> LossScale | None:
+        """How the scale of the loss changes; None if the loss is not scaled."""
+        return self.loss_scale if self.autocast is torch.float16 else None
 
     @property
     def has_lean_steps(self) -> bool:
@@ -189,6 +211,15 @@ class TrainOptions:
             isinstance(self.time_limit_s, int | float) and 0 < self.time_limit_s < math.inf
         ):
             raise UserError(f"time_limit_s is {self.time_limit_s!r}, but it must be a finite number of seconds above 0, or None")
+        if not isinstance(self.loss_scale, LossScale):
+            raise UserError(
+                f"loss_scale is {self.loss_scale!r}, but it must be a recycle.LossScale, such as LossScale(initial=1024)"
+            )
+        if self.compile_backend and self.compile_backend not in torch.compiler.list_backends(()):
+            known = ", ".join(torch.compiler.list_backends())
+            raise UserError(f"compile_backend is {self.compile_backend!r}, but torch has only {known} here")
+        if self.sum_dtype is torch.float16:
+            raise UserError("gradients cannot be summed in float16, whose numbers end at 65504: set sum_dtype to torch.float32")
         _refuse_no_schedule(self.schedule)
         refuse_absent_device(self.device)
         if self.transport not in TRANSPORTS:
@@ -211,12 +242,6 @@ def _refuse_no_schedule(schedule: Any) -> None:
             f"the schedule is a {type(schedule).__name__} and gives no number for iteration 0, but must be a function from the "
             "number of an iteration to a factor of the learning rate, such as lambda iteration: 0.99**iteration"
         )
-
-
-def refuse_count(name: str, value: Any, least: int) -> None:
-    """Raise if `value` is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} is {value!r}, but it must be a whole number of at least {least}")
 
 
 def refuse_absent_device(device: str) -> None:

@@ -99,12 +99,21 @@ class FailureModel:
         """The mean time between two failures in a job of so many GPUs; a machine or rack that fails counts once."""
         return round(_DAY / (self.per_gpu_day * num_gpus))
 
+    @property
+    def mean_repair_us(self) -> int:
+        """The mean time until a node is back, over failures of all causes."""
+        return round(sum(cause.per_gpu_day * cause.repair.mean_us for cause in self.causes) / self.per_gpu_day)
+
     def of_scope(self, scope: FailureScope) -> tuple[FailureCause, ...]:
         return tuple(cause for cause in self.causes if cause.scope is scope)
 
     def times(self, factor: float) -> "FailureModel":
         """The same with so many times as many failures."""
         return replace(self, causes=tuple(replace(one, per_gpu_day=one.per_gpu_day * factor) for one in self.causes))
+
+    def repairs_times(self, factor: float) -> "FailureModel":
+        """The same with repairs, and starts of processes, that take so many times as long."""
+        return replace(self, causes=tuple(replace(one, repair=one.repair.times(factor)) for one in self.causes))
 
     def with_repair(self, mean_us: int) -> "FailureModel":
         """The same with this mean time of hardware repairs; processes start again as before."""

@@ -170,6 +170,13 @@ def _plan(given: tuple[Problem, str]) -> IterationTime:
     return IterationTime(plan.period_us, makespan_us(plan), sum(map(plan.busy_us, plan.rows)), plan.problem.cluster.num_failed)
 
 
+def fault_free_plan(problem: Problem) -> Plan:
+    """The plan with nobody dead; of a large cluster that of one pipeline, which is that of all."""
+    if is_planned_in_groups(problem, 0):
+        return plan_groups(problem, 0, EFFORT).groups[0][0]
+    return solve(problem, "greedy", effort=EFFORT)
+
+
 def _problem_of(problem: Problem, text: str) -> Problem:
     """The problem with the dead and slow workers of a key: the last pipelines are dead, the first ones slow."""
     parts = [part.split("+") for part in text.split(",")]

@@ -9,7 +9,7 @@ from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 from recycle.planner.profiles.estimate import LayerCost, estimate, layer_costs
-from recycle.sim.measured_model import MeasuredDevice, MeasuredModel
+from recycle.sim.measured_model import MeasuredDevice, MeasuredModel, measured
 from recycle.sim.model_layers import spread_layers
 
 COPIED_BYTES_PER_PARAMETER = 14  # bf16 weight, fp32 master weight and Adam's two moments; gradients are not copied
@@ -49,9 +49,7 @@ class SimulatedJob:
 
         A micro-batch has as many samples as it was measured with, unless `microbatch` says it.
         """
-        samples = microbatch or (profile.taken.samples if profile.taken else 1)
-        device = MeasuredDevice(profile.taken.machine if profile.taken else "device", memory_bytes, profile.peer_link)
-        job = SimulatedJob(MeasuredModel(profile, samples, sequence), device, shape)
+        job = SimulatedJob(*measured(profile, memory_bytes, microbatch, sequence), shape)
         job.problem()  # refuses a model that does not fit
         return job
 
@@ -171,5 +169,6 @@ def simulated_job(
     return SimulatedJob.of(model, gpu, shape, tensor_parallel, context_parallel=context_parallel)
 
 
-_profile = lru_cache(maxsize=256)(estimate)
+# An advice asks for every depth with every tensor-parallel degree.
+_profile = lru_cache(maxsize=2048)(estimate)
 _layers = lru_cache(maxsize=64)(layer_costs)

@@ -85,6 +85,15 @@ class MeasuredModel:
         return (_beyond(layers[0], plain), *[plain] * len(layers), _beyond(layers[-1], plain))
 
 
+def measured(
+    profile: Profile, memory_bytes: int, microbatch: int | None = None, sequence: int = 0
+) -> tuple[MeasuredModel, MeasuredDevice]:
+    """The model and the device of a profile; a micro-batch has as many samples as it was measured with, unless they are given."""
+    samples = microbatch or (profile.taken.samples if profile.taken else 1)
+    device = MeasuredDevice(profile.taken.machine if profile.taken else "device", memory_bytes, profile.peer_link)
+    return MeasuredModel(profile, samples, sequence), device
+
+
 @lru_cache(maxsize=1024)
 def even_cut(times: tuple[float, ...], num_stages: int) -> tuple[int, ...]:
     """How many consecutive layers each stage gets, at least one, so that the slowest stage is as fast as possible."""

@@ -15,10 +15,10 @@ def pipeline_us(profile: Profile, num_microbatches: int) -> int:
     return sum(latencies) + (num_microbatches - 1) * max(latencies) + travel_us
 
 
-def most_bytes(profile: Profile, num_microbatches: int) -> int:
-    """The memory of the fullest worker: the state of its stage, and the activations of its micro-batches in flight."""
+def most_bytes(profile: Profile, num_microbatches: int, times: int = 1) -> int:
+    """The memory of the fullest worker: the state of its stage, and `times` the activations of its micro-batches in flight."""
     num_stages = len(profile.stages)
     return max(
-        stage.static_bytes + stage.activation_bytes * min(num_microbatches, num_stages - number)
+        stage.static_bytes + stage.activation_bytes * min(num_microbatches, times * (num_stages - number))
         for number, stage in enumerate(profile.stages)
     )

@@ -40,7 +40,7 @@ class Members:
 
     @property
     def failed(self) -> frozenset[Worker]:
-        return _all_workers(self.shape) - self.live
+        return all_places(self.shape) - self.live
 
 
 @lru_cache(maxsize=64)
@@ -50,7 +50,8 @@ def places_of(shape: Shape) -> Mapping[Worker, Worker]:
 
 
 @lru_cache(maxsize=64)
-def _all_workers(shape: Shape) -> frozenset[Worker]:
+def all_places(shape: Shape) -> frozenset[Worker]:
+    """The live workers while nobody is dead, always the same set: to make and hash thousands of workers takes long."""
     return frozenset(places_of(shape))
 
 

@@ -1,6 +1,7 @@
 """`recycle advise`: what it prints and writes, that a second call answers at once, and what a user can get wrong."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 
 from recycle.cli.simulation.advise_text import closeness
 from recycle.core.cluster import Shape
+from recycle.core.profile import Profile
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations
 from recycle.sim.advise.choices import SystemChoice
 from recycle.sim.advise.evaluations import SimulatedRuns
 from recycle.sim.advise.search import FoundChoice
 from tests.cli.commands import output_of, refusal
+from tests.cli.simulation.test_job_options import TAKEN
 
 JOB = (
     "advise --model layers=4,hidden=1024,heads=8,sequence=512,vocabulary=1000 --gpu a100-80 --gpus 4 --gpus-per-server 1 "
@@ -102,12 +105,65 @@ def test_a_price_changes_no_simulation(cache: Path, monkeypatch: pytest.MonkeyPa
         ("--gpu-price 0", "the price must be above 0"),
         ("--mtbf soon", "soon"),
         ("--context-parallel 2", "the context-parallel degree is 2"),
+        ("--failures llama3", "--mtbf and --failures both say how servers fail"),
+        ("--profile profile.json", "--model and --profile both say what ops cost"),
+        ("--sequence 512", "--sequence goes with --profile"),
         ("--model gpt-145.6b", "no system can train gpt-145.6b on 4 a100-80"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_wrong_input_gets_one_sentence(changed: str, sentence: str) -> None:
     assert sentence in refusal(f"{JOB} {changed}")
+
+
+def test_without_a_model_or_a_failure_rate_the_missing_option_is_named() -> None:
+    assert "--model is missing" in refusal("advise --gpus 4 --batch 8 --mtbf 3d --repair 6h")
+    assert "--repair is missing: give --mtbf and --repair of a server, or --failures" in refusal(
+        "advise --model gpt3-6.7b --gpu a100-80 --gpus 8 --batch 8 --mtbf 3d"
+    )
+
+
+def test_failures_as_published_say_where_they_are_from(cache: Path) -> None:
+    job = JOB.replace("--mtbf 3d --repair 6h", "--failures llama3,times=100")
+    page = output_of(f"{job} --cache {cache} --systems recycle,replica-drop")
+    assert "causes and repairs by llama3: Llama 3 (arXiv 2407.21783)" in page
+
+
+def test_a_measured_profile_takes_the_place_of_a_model(cache: Path, tmp_path: Path) -> None:
+    """A micro-batch of two samples takes 120 ms: four devices train 66.7 samples a second at most."""
+    made = Profile.uniform(2, 20_000, 20_000, 20_000).with_equal_layers(4).to_json()
+    fast = {"latency_us": 10, "bytes_per_us": 1e5}
+    made |= {"taken": {**TAKEN, "samples": 2}, "stage_link": fast, "peer_link": fast}
+    for stage in made["stages"]:
+        stage |= {"activation_bytes": 1 << 20, "static_bytes": 16 << 20, "gradient_bytes": 4 << 20, "output_bytes": 1 << 16}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(made))
+    command = f"advise --profile {path} --memory 1GiB --gpus 4 --gpus-per-server 1 --batch 16 --mtbf 3d --repair 6h --days 5"
+    command += f" --seeds 2 --systems recycle,replica-drop,oobleck --cache {cache} --gpu-price 2"
+    facts = json.loads(output_of(f"{command} --json"))
+    first = facts["first"]
+    assert first["tokens_per_s"] is None
+    assert first["tensor_parallel"] == 1
+    most = 4 * 2 / 0.120
+    assert 0.8 * most < first["fault_free_samples_per_s"] < most
+    assert facts["cost_per_million_samples"]["first"] == pytest.approx(8 / 3600 / first["samples_per_s"] * 1e6, rel=1e-5)
+    page = output_of(command)
+    assert "samples a second" in page
+    assert "op times and memory are those of the profile" in page
+    tokens = json.loads(output_of(f"{command} --sequence 100 --json"))
+    assert tokens["first"]["tokens_per_s"] == pytest.approx(100 * first["samples_per_s"], rel=1e-5)
+
+
+def test_the_verdict_names_the_pipelines_that_a_system_chose_itself(cache: Path) -> None:
+    job = JOB.replace("--systems recycle,replica-drop,checkpoint-restart,oobleck", "--systems oobleck")
+    command = f"{job} --batch 9 --gpus 5 --cache {cache}"
+    first = json.loads(output_of(f"{command} --json"))["first"]
+    verdict = next(line for line in output_of(command).splitlines() if line.startswith("**oobleck: "))
+    sizes = re.match(r"\*\*oobleck: (\d+) pipelines? of (\d+) stages?(?: and (\d+) of (\d+))?, tensor-parallel degree 1", verdict)
+    assert sizes, verdict
+    one, deep, other, shallow = (int(size or 0) for size in sizes.groups())
+    assert one * deep + other * shallow + first["spare_gpus"] == 5
+    assert "9 micro-batches of 1 in all" in verdict
 
 
 def test_a_difference_of_a_thousandth_is_called_a_tie() -> None:

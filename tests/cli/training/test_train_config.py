@@ -53,6 +53,7 @@ tied = false
 [data]
 text = ""
 samples = 2
+loader_processes = 0
 evaluation_text = ""
 [training]
 steps = 20

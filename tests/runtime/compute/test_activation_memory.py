@@ -13,7 +13,7 @@ from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.split_backward import Tape
-from recycle.runtime.compute.stage import Stage
+from recycle.runtime.compute.stage import OpOptions, Stage
 
 torch.set_num_threads(1)
 BATCH, CONTEXT, WIDTH = 2, 24, 32
@@ -90,7 +90,7 @@ def images():
     return torch.randn(4, 3, 16, 16)
 
 
-# name: the module, its number, what it is given, its loss, autocast
+# name: the module, its number, what it is given, its loss, autocast; more are other options
 CASES = {
     "the first stage of a GPT": (lambda: gpt(0), 0, ids, None, None),
     "a stage inside a GPT": (lambda: gpt(1), 1, vectors, None, None),
@@ -99,16 +99,18 @@ CASES = {
     "the last stage of a GPT in bf16": (lambda: gpt(2), 2, vectors, next_byte_loss, torch.bfloat16),
     "an MLP": (mlp, 1, vectors, None, None),
     "a conv net": (conv_net, 1, images, None, None),
+    "a GPT that is run again": (lambda: gpt(1), 1, vectors, None, None, True),
+    "the last stage of a GPT that is run again": (lambda: gpt(2, dropout=0.2), 2, vectors, next_byte_loss, torch.bfloat16, True),
     "checkpoints": (lambda: Checkpointed(use_reentrant=False), 1, vectors, None, None),
     "reentrant checkpoints": (lambda: Checkpointed(use_reentrant=True), 1, vectors, None, None),
 }
 
 
 def make_stage(name):
-    make, number, given, loss, autocast = CASES[name]
+    make, number, given, loss, *how = CASES[name]
     torch.manual_seed(7)
     module = make()
-    stage = Stage(module, make_sums(module.parameters(), 4, is_exact=False), number, loss, autocast)
+    stage = Stage(module, make_sums(module.parameters(), 4, is_exact=False), number, loss, OpOptions(*how))
     stage.meter = ActivationMeter(module)
     return stage, given, ids if loss is not None else lambda: None
 

@@ -7,9 +7,13 @@ import torch
 from torch import nn
 
 from recycle.core.errors import Unsendable
+from recycle.models.gpt import GptConfig, gpt_stages
 from recycle.runtime.boundary.nests import tensors_in
+from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.gradients import make_sums
-from recycle.runtime.compute.stage import Stage
+from recycle.runtime.compute.stage import OpOptions, Stage
+from recycle.runtime.execute.evaluation import _evaluating
+from tests.runtime.jobs import Numbers, make_stages
 
 WIDTH = 6
 
@@ -149,3 +153,37 @@ def test_a_float_tensor_that_no_parameter_made_gets_no_gradient():
 class Sum(nn.Module):
     def forward(self, given):
         return given[0] + given[1]
+
+
+# Evaluation keeps nothing, and gives the same numbers.
+
+
+def gpt_parts():
+    return gpt_stages(GptConfig(context=16, width=16, num_heads=2, num_layers=3), 1, seed=1)[0], torch.arange(32).view(2, 16)
+
+
+def transformer():
+    return make_stages(1)[0].eval(), Numbers().get(0, 0, 0)[0]
+
+
+@pytest.mark.parametrize("how", [OpOptions(), OpOptions(torch.bfloat16), OpOptions(recomputes=True)])
+@pytest.mark.parametrize("make", [gpt_parts, transformer])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_an_evaluation_gives_what_a_forward_pass_gives_and_keeps_nothing(make, how):
+    module, inputs = make()
+    stage = Stage(module, make_sums(module.parameters(), 1, False), 0, None, how)
+    stage.meter = ActivationMeter(module)
+    with _evaluating(module):
+        made = stage.evaluate(inputs, seed=3)
+        assert stage.meter.held_bytes == stage.num_in_flight == 0
+        assert not made.requires_grad
+        assert torch.equal(made, stage.forward(0, inputs, 3))
+    assert stage.meter.held_bytes > 0
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_an_evaluation_of_a_nest_says_the_same_as_a_forward_pass():
+    stage = Stage(First(), make_sums([], 1, False), 0)
+    one, other = stage.evaluate(given(), 7), stage.forward(0, given(), 7)
+    assert all(torch.equal(*pair) for pair in zip(tensors_in(one), tensors_in(other), strict=True))
+    assert not any(tensor.requires_grad for tensor in tensors_in(one))

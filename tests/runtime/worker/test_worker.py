@@ -49,6 +49,15 @@ class Steps:
         self.control.link_address = lambda: "127.0.0.1:1"
         options = SimpleNamespace(device="cpu", evaluation=EvaluationOptions())
         self.process._spec = SimpleNamespace(num_steps=9, shape=Shape(2, 2, 2), ties=(), options=options, layers=None)
+        self.process._data = SimpleNamespace(
+            begin=lambda *_: None,
+            end=lambda: None,
+            exchange_positions=lambda *_: None,
+            reads_streams=False,
+            reader=lambda: None,
+            waited_us=0,
+            trained_us=0,
+        )
         self.process._injector = SimpleNamespace(
             on_recovery=self.see("recovery"),
             on_progress=None,

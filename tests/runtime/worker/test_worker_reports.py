@@ -101,7 +101,9 @@ def test_a_text_that_is_no_utf_8_survives_the_wire():
 def test_a_report_is_plain_json():
     lag = LinkLag(3, -250, is_one_clock=False)
     ran = columns_of([Span("0F0@1", 10, 20), Span("1F1@1", 22, 25), Span("0F2@1", 25, 26, True), Span("reduce", 30, 40)])
-    report = IterationApplied(Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25), pace={"F": (2, 7)}, lags={"W1_1": lag})
+    report = IterationApplied(
+        Worker(1, 0), 2, {3: 0.5}, ran, StepVerdict(2.0, 0.25, 512.0), pace={"F": (2, 7)}, lags={"W1_1": lag}
+    )
     assert received(report) == report
     assert json.loads(json.dumps(report_to_json(report))) == {
         "type": "iteration_applied",
@@ -109,7 +111,7 @@ def test_a_report_is_plain_json():
         "iteration": 2,
         "losses": [[3, 0.5]],
         "ran": [10, 40, 24, 2, 13, 10, 10, 25, True, ran.text],
-        "verdict": [2.0, 0.25],
+        "verdict": [2.0, 0.25, 512.0],
         "checksum": "",
         "pace": {"F": [2, 7]},
         "lags": {"W1_1": [3, -250, False]},

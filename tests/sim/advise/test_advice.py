@@ -10,6 +10,7 @@ from recycle.core.errors import UserError
 from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations as advise_evaluations
 from recycle.sim.advise.advice import advise
+from recycle.sim.advise.choice_facts import choice_facts
 from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, job_of, most_shared
 from recycle.sim.advise.evaluations import simulate_choice
 from recycle.sim.advise.search import MARGIN, SearchLimits
@@ -115,6 +116,29 @@ def test_what_was_found_is_not_computed_again_and_an_interrupted_call_goes_on(fo
     path.write_text(json.dumps(data))
     assert advise(QUESTION, folder, num_processes=1).to_json() == advice.to_json()
     assert [given[1].key for given in calls] == [name.removeprefix("runs ")]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_call_that_is_interrupted_has_lost_only_what_was_under_way(tmp_path, num_processes):
+    """Eight evaluations of few seconds: the third ends the call, and the next call makes the others."""
+    question = small_question(num_seeds=1, days=2.0, systems=("replica-drop", "checkpoint-restart"))
+    cases = [(question, choice) for choice in all_choices(question)][:8]
+    done = []
+
+    def stop(doing, count):
+        done.append((doing, count))
+        if count == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), advise_evaluations.evaluations(tmp_path, stop, num_processes) as known:
+        known.simulate(cases, "simulating")
+    assert [doing for doing, _ in done] == ["simulating", *(f"simulating: {number} of 8" for number in (1, 2, 3))]
+    again = []
+    with advise_evaluations.evaluations(tmp_path, lambda *given: again.append(given), 1) as known:
+        runs = known.simulate(cases, "simulating")
+        assert known.num_simulated == 8
+    assert again[-1][0] == "simulating: 5 of 5"
+    assert runs == [simulate_choice(*case, tmp_path) for case in cases]
 
 
 def test_a_damaged_cache_is_computed_again(folder, advice):
@@ -229,3 +253,24 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_to_do(tmp_path):
     question = small_question(model="gpt-145.6b")
     with pytest.raises(UserError, match=r"no system can train gpt-145.6b on 8 a100-80: take more GPUs"):
         advise(question, tmp_path, num_processes=1)
+
+
+def test_a_system_that_lays_itself_out_is_one_alternative_whatever_the_shape():
+    oobleck, fewer = (SystemChoice("oobleck", Shape(pipelines, 2, 12), 1, 0, 0) for pipelines in (4, 3))
+    assert oobleck.is_same_layout(fewer)
+    assert not oobleck.is_same_layout(replace(fewer, tensor_parallel=2))
+    assert not oobleck.is_same_layout(replace(fewer, num_spare_servers=1))
+    recycle, wider = (replace(choice, system=ELASTIC) for choice in (oobleck, fewer))
+    assert not recycle.is_same_layout(wider)
+    assert recycle.is_same_layout(replace(recycle, shared_layers=1))
+
+
+def test_a_schedule_without_bubbles_is_shown_with_the_memory_that_it_takes(folder):
+    choices = {system: SystemChoice(system, Shape(4, 2, 6), 1, 0, 0) for system in ("recycle", "replica-drop-zb", "replica-drop")}
+    needs = {system: choice_facts(QUESTION, choice, folder).memory_bytes for system, choice in choices.items()}
+    assert needs["replica-drop-zb"] == needs["recycle"] > needs["replica-drop"]
+    published, without_bubbles = (
+        choice_facts(QUESTION, SystemChoice(system, Shape(4, 2, 6), 1, 0, 0), folder).memory_bytes
+        for system in ("oobleck", "oobleck-zb")
+    )
+    assert published <= without_bubbles <= QUESTION.planned_gpu.memory_bytes

@@ -55,17 +55,18 @@ class OobleckByTable(Oobleck):
 
     job: Any
 
-    def _reconfigured(self, kept: Pipelines, live: frozenset[Worker]) -> Pipelines:
-        return self._instantiated(live)
+    def _repaired(self, kept: Pipelines) -> Pipelines:
+        return self._instantiated(frozenset(node for pipeline in kept for node in pipeline))
 
     def _instantiated(self, live: frozenset[Worker]) -> Pipelines:
         return (tuple(sorted(live)),)
 
-    def _checked(self, pipelines: Pipelines, members: Members) -> tuple[OobleckLayout, SteadyState]:
-        (nodes,) = pipelines
+    def _timed(self, layout: OobleckLayout, members: Members) -> tuple[OobleckLayout, SteadyState]:
+        (nodes,) = layout.pipelines
         step_us = self.job.step_us(len(nodes))
-        steady_state = SteadyState(step_us, self.job.samples_per_step) if step_us else DOWN
-        return OobleckLayout(pipelines if step_us else (), members.live - set(nodes)), steady_state
+        if step_us:
+            return layout, SteadyState(step_us, self.job.samples_per_step)
+        return OobleckLayout((), layout.waiting), DOWN
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,19 @@ from tempfile import TemporaryDirectory
 
 from recycle.cli import arguments
 from recycle.cli.simulation.advise_text import advice_page, choice_name, title_of
+from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP
+from recycle.cli.simulation.job_options import add_model_options, read_model_and_gpu
 from recycle.cli.simulation.simulate import add_cache_options, cache_folder
 from recycle.cli.terminal import progress_bar
 from recycle.core.errors import UserError
 from recycle.core.files import refuse_unwritable, write_bytes, write_text
 from recycle.core.units import parse_duration_us
-from recycle.planner.profiles.catalog import parse_gpu, parse_model
 from recycle.report.record.prices import cost_per_million, refuse_price
 from recycle.sim.advise.advice import Advice, advise
 from recycle.sim.advise.choices import NOT_TO_CHOOSE
 from recycle.sim.advise.question import SCREENED_FAILURES, ClusterQuestion, screened_days
 from recycle.sim.advise.verdict import FAILURES
+from recycle.sim.failure_model import FAILURE_MODELS, FailureModel, parse_failure_model
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, parse_systems
 
@@ -31,13 +33,20 @@ NAMES = ("advice.md", "advice.json", "advice.png")
 _EXAMPLES = f"""\
 systems that can be chosen: {", ".join(name for name in SYSTEMS if name not in NOT_TO_CHOOSE)}
 
+{FAILURE_MODELS_HELP}
+Whatever fails, its server is away as a whole until the repair.
+
 examples:
   which shape, system and spares for 64 A100, if a server of 8 fails once in 264 days and is back after a day
     recycle advise --model gpt3-6.7b --gpu a100-80 --gpus 64 --batch 512 --mtbf 264d --repair 1d
   1,024 H100 at a price, with a page, its numbers and a picture
     recycle advise --model gpt-145.6b --gpu h100 --gpus 1024 --batch 1024 --mtbf 264d --repair 1d --gpu-price 2.5 --out advice
   servers that fail four times as often, and Oobleck's pause as others measured it
-    recycle advise --model gpt-145.6b --gpu h100 --gpus 1024 --batch 1024 --mtbf 66d --repair 1d --set oobleck.reconfigure=57s"""
+    recycle advise --model gpt-145.6b --gpu h100 --gpus 1024 --batch 1024 --mtbf 66d --repair 1d --set oobleck.reconfigure=57s
+  failures as often as when Llama 3 was trained
+    recycle advise --model llama-3-70b --gpu h100 --gpus 1024 --batch 1024 --failures llama3
+  your own model by its measured profile, on 32 devices of 80 GiB
+    recycle advise --profile profile.json --memory 80GiB --gpus 32 --batch 256 --mtbf 30d --repair 4h"""
 
 
 def add_advise_parser(subparsers: arguments.Subparsers) -> None:
@@ -49,18 +58,19 @@ def add_advise_parser(subparsers: arguments.Subparsers) -> None:
     )
     parser = arguments.add_command(subparsers, "advise", run_advise, summary, description, _EXAMPLES)
     job = parser.add_argument_group("the job")
-    job.add_argument("--model", required=True, help="a model by name or by its numbers; see 'recycle estimate --help'")
-    job.add_argument("--gpu", required=True, help="a GPU by name or by its numbers")
+    add_model_options(job)
     job.add_argument("--gpus", type=int, required=True, metavar="N", help="all GPUs, those of spare servers among them")
     job.add_argument("--gpus-per-server", type=int, default=8, metavar="N", help="GPUs that fail together (default: 8)")
     job.add_argument("--batch", type=int, required=True, metavar="SAMPLES", help="samples of a step")
     about = "how far a shape's batch may be off, as a share (default: 0.02)"
     job.add_argument("--batch-tolerance", type=float, default=0.02, metavar="SHARE", help=about)
     about = "groups of a worker's GPUs that divide every sequence (default: 1)"
-    job.add_argument("--context-parallel", type=int, default=1, metavar="C", help=about)
+    job.add_argument("--context-parallel", type=int, metavar="C", help=about)
     failures = parser.add_argument_group("failures")
-    failures.add_argument("--mtbf", required=True, metavar="TIME", help="a server fails once in so long on average: 264d")
-    failures.add_argument("--repair", required=True, metavar="TIME", help="a failed server is back after so long: 24h")
+    failures.add_argument("--mtbf", metavar="TIME", help="a server fails once in so long on average: 264d")
+    failures.add_argument("--repair", metavar="TIME", help="a failed server is back after so long: 24h")
+    about = f"instead of both: failures and repairs as published, see below: {', '.join(FAILURE_MODELS)}"
+    failures.add_argument("--failures", metavar="MODEL", help=about)
     about = f"how long is simulated (default: 30, or until {SCREENED_FAILURES} failures are expected if that is sooner)"
     failures.add_argument("--days", type=float, metavar="D", help=about)
     failures.add_argument("--seeds", type=int, default=10, metavar="N", help="how often, with other failures (default: 10)")
@@ -70,7 +80,7 @@ def add_advise_parser(subparsers: arguments.Subparsers) -> None:
     assumptions.add_argument("--memory-reserve", type=float, default=DEFAULT_RESERVE, metavar="SHARE", help=about)
     arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
     arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
-    about = "what a GPU costs an hour, spare or not: gives the cost of a million tokens"
+    about = "what a GPU costs an hour, spare or not: gives the cost of a million tokens, or samples"
     assumptions.add_argument("--gpu-price", type=float, metavar="PRICE", help=about)
     add_cache_options(assumptions)
     output = parser.add_argument_group("output")
@@ -99,7 +109,8 @@ def run_advise(args: argparse.Namespace) -> None:
 
 
 def _question(args: argparse.Namespace) -> ClusterQuestion:
-    model, gpu = parse_model(args.model), parse_gpu(args.gpu)
+    model, gpu = read_model_and_gpu(args)
+    mtbf_us, repair_us, failures = _failures(args)
     constants = Constants.for_model(model.num_parameters)
     if args.constants:
         constants = constants.with_file(args.constants)
@@ -108,23 +119,38 @@ def _question(args: argparse.Namespace) -> ClusterQuestion:
         gpu,
         args.gpus,
         args.batch,
-        parse_duration_us(args.mtbf),
-        parse_duration_us(args.repair),
+        mtbf_us,
+        repair_us,
         constants.with_values(args.set),
         _systems(args.systems),
         args.gpus_per_server,
-        _days(args) if args.days is None else args.days,
+        _days(args, mtbf_us, repair_us) if args.days is None else args.days,
         args.seeds,
         args.batch_tolerance,
-        args.context_parallel,
+        1 if args.context_parallel is None else args.context_parallel,
         args.memory_reserve,
+        failures,
     )
 
 
-def _days(args: argparse.Namespace) -> float:
+def _failures(args: argparse.Namespace) -> tuple[int, int, FailureModel | None]:
+    """How often a server fails, how long it is away, and the failure model that says so, if there is one."""
+    if args.failures is None:
+        for option in ("mtbf", "repair"):
+            if getattr(args, option) is None:
+                raise UserError(f"--{option} is missing: give --mtbf and --repair of a server, or --failures")
+        return parse_duration_us(args.mtbf), parse_duration_us(args.repair), None
+    for option in ("mtbf", "repair"):
+        if getattr(args, option) is not None:
+            raise UserError(f"--{option} and --failures both say how servers fail: leave one out, or write llama3,repair=12h")
+    model = parse_failure_model(args.failures)
+    return model.mtbf_us(max(1, args.gpus_per_server)), model.mean_repair_us, model
+
+
+def _days(args: argparse.Namespace, mtbf_us: int, repair_us: int) -> float:
     """In a large cluster a few days have failures enough."""
     num_servers = max(1, args.gpus // max(1, args.gpus_per_server))
-    return min(DEFAULT_DAYS, screened_days(num_servers, parse_duration_us(args.mtbf), parse_duration_us(args.repair)))
+    return min(DEFAULT_DAYS, screened_days(num_servers, mtbf_us, repair_us))
 
 
 def _systems(text: str) -> tuple[str, ...]:
@@ -141,8 +167,8 @@ def _facts(advice: Advice, price: float | None) -> dict[str, object]:
     facts: dict[str, object] = advice.to_json()
     if price is not None:
         shown = (advice.first, *advice.alternatives)
-        costs = [cost_per_million(advice.tokens_per_s(one), advice.question.num_gpus, price) for one in shown]
-        facts["cost_per_million_tokens"] = {"gpu_price": price, "first": costs[0], "alternatives": costs[1:]}
+        costs = [cost_per_million(advice.throughput(one), advice.question.num_gpus, price) for one in shown]
+        facts[f"cost_per_million_{advice.question.unit}"] = {"gpu_price": price, "first": costs[0], "alternatives": costs[1:]}
     return facts
 
 
@@ -150,7 +176,7 @@ def _picture(advice: Advice) -> bytes:
     # matplotlib takes half a second to import
     from recycle.report.figures.advice_chart import AdviceBar, AdviceCurve, draw_advice
 
-    million = advice.question.model.sequence / 1e6
+    million = advice.question.units_per_sample / 1e6
     best = [group.best for group in advice.found.groups.values() if group.best]
     bars = [
         AdviceBar(
@@ -166,4 +192,4 @@ def _picture(advice: Advice) -> bytes:
         AdviceCurve(choice.system, choice_name(choice), {factor: rate * million for factor, rate in points.items()})
         for choice, points in advice.sensitivity.curves[FAILURES].items()
     ]
-    return draw_advice(title_of(advice), "million tokens / s", bars, curves)
+    return draw_advice(title_of(advice), f"million {advice.question.unit} / s", bars, curves)

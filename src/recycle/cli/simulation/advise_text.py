@@ -10,6 +10,7 @@ from recycle.sim.advise.advice import Advice
 from recycle.sim.advise.choices import CUTS_BY_ITSELF, ELASTIC, SystemChoice
 from recycle.sim.advise.search import MARGIN, FoundChoice
 from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, TIE, Crossing, threshold_text
+from recycle.sim.measured_model import MeasuredModel
 
 _AXIS_NAMES = {FAILURES: "failure rate", REPAIRS: "repair time", PAUSES: "pauses of the first choice"}
 
@@ -41,11 +42,8 @@ def advice_page(advice: Advice, command: str, price: float | None, picture: str 
 
 def _verdict(advice: Advice, price: float | None) -> list[str]:
     first, choice = advice.first, advice.first.choice
-    facts, shape = advice.facts[choice], choice.shape
-    where = (
-        f"{shape.num_pipelines} pipelines of {shape.num_stages} stages, tensor-parallel degree {choice.tensor_parallel}, "
-        f"{shape.num_microbatches} micro-batches of {advice.question.model.microbatch} in each pipeline"
-    )
+    facts = advice.facts[choice]
+    where = f"{_layout_text(facts.depths)}, tensor-parallel degree {choice.tensor_parallel}, {_microbatch_text(advice, choice)}"
     shared = f", {count_text(choice.shared_layers, 'shared layer')}" if choice.shared_layers else ""
     lines = [
         (
@@ -53,9 +51,10 @@ def _verdict(advice: Advice, price: float | None) -> list[str]:
             f"{format_bytes(advice.question.gpu.memory_bytes)}.**"
         ),
         "",
-        f"It is expected to train {_rate(advice, first)} tokens a second, {first.runs.mean / first.fault_free:.2%} of its own "
-        f"fault-free throughput and {first.runs.mean / advice.best_fault_free:.2%} of the best fault-free one"
-        + (f", at {_cost(advice, first, price)} for a million tokens" if price is not None else "")
+        f"It is expected to train {_rate(advice, first)} {advice.question.unit} a second, "
+        f"{first.runs.mean / first.fault_free:.2%} of its own fault-free throughput and "
+        f"{first.runs.mean / advice.best_fault_free:.2%} of the best fault-free one"
+        + (f", at {_cost(advice, first, price)} for a million {advice.question.unit}" if price is not None else "")
         + ".",
     ]
     if advice.alternatives:
@@ -63,6 +62,20 @@ def _verdict(advice: Advice, price: float | None) -> list[str]:
         gap = 1 - second.runs.mean / first.runs.mean
         lines += ["", f"Next is {choice_name(second.choice)}, {gap:.2%} slower. {closeness(first, second)}"]
     return lines
+
+
+def _layout_text(depths: Sequence[int]) -> str:
+    """The pipelines in words: `45 pipelines of 82 stages and 5 of 81`."""
+    (depth, number), *others = sorted(Counter(depths).items(), reverse=True)
+    first = f"{count_text(number, 'pipeline')} of {count_text(depth, 'stage')}"
+    return " and ".join([first, *(f"{number} of {depth}" for depth, number in others)])
+
+
+def _microbatch_text(advice: Advice, choice: SystemChoice) -> str:
+    samples = advice.question.model.microbatch
+    if choice.system.startswith(CUTS_BY_ITSELF):
+        return f"{choice.shape.num_chains:,} micro-batches of {samples} in all"
+    return f"{choice.shape.num_microbatches} micro-batches of {samples} in each pipeline"
 
 
 def closeness(first: FoundChoice, second: FoundChoice) -> str:
@@ -75,17 +88,19 @@ def closeness(first: FoundChoice, second: FoundChoice) -> str:
 
 
 def _rate(advice: Advice, one: FoundChoice) -> str:
-    sequence = advice.question.model.sequence
-    return f"{one.runs.mean * sequence:,.0f} ± {one.runs.half_width * sequence:,.0f}"
+    each = advice.question.units_per_sample
+    digits = 0 if one.runs.mean * each >= 1000 else 2
+    return f"{one.runs.mean * each:,.{digits}f} ± {one.runs.half_width * each:,.{digits}f}"
 
 
 def _cost(advice: Advice, one: FoundChoice, price: float | None) -> str:
-    cost = cost_per_million(advice.tokens_per_s(one), advice.question.num_gpus, price) if price is not None else None
+    cost = cost_per_million(advice.throughput(one), advice.question.num_gpus, price) if price is not None else None
     return "–" if cost is None else f"{cost:,.4g}"
 
 
 def _shape_rows(advice: Advice, price: float | None) -> list[list[str]]:
-    head = ["choice", "pipelines x stages", "tp", "micro-batches", "shared layers", "spare GPUs", "memory", "tokens/s (90 %)"]
+    head = ["choice", "pipelines x stages", "tp", "micro-batches", "shared layers", "spare GPUs", "memory"]
+    head.append(f"{advice.question.unit}/s (90 %)")
     rows = [[*head, "goodput", "of best fault-free", *(["cost/million"] if price is not None else [])]]
     return rows + [_shape_row(advice, one, price) for one in (advice.first, *advice.alternatives)]
 
@@ -123,7 +138,8 @@ def _layout(depths: Sequence[int]) -> str:
 
 
 def _system_rows(advice: Advice, price: float | None) -> list[list[str]]:
-    head = ["system", "spares", "pipelines x stages", "tp", "spare GPUs", "tokens/s (90 %)", "goodput", "of best fault-free"]
+    head = ["system", "spares", "pipelines x stages", "tp", "spare GPUs", f"{advice.question.unit}/s (90 %)"]
+    head += ["goodput", "of best fault-free"]
     rows = [[*head, *(["cost/million"] if price is not None else [])]]
     groups = sorted(advice.found.groups.items(), key=lambda item: (-(item[1].best.runs.mean if item[1].best else 0), item[0]))
     for (system, has_spares), group in groups:
@@ -179,16 +195,25 @@ def _assumptions(advice: Advice) -> list[str]:
         f"a server of {question.gpus_per_server} GPUs fails as a whole, once in {format_duration(question.mtbf_us)} on average"
     )
     back = f"is back after {format_duration(question.repair_us)}: {question.failures_per_day:.2g} failures a day"
-    batch = f"{question.batch:,} samples of {question.model.sequence:,} tokens, give or take {question.batch_tolerance:.1%}"
+    tokens = f" of {question.model.sequence:,} tokens" if question.model.sequence else ""
+    batch = f"{question.batch:,} samples{tokens}, give or take {question.batch_tolerance:.1%}"
     asked = f"{found.num_asked:,} were asked for their step, {found.num_screened:,} simulated over few seeds"
     others = f"the others are worse by their upper bound, or better by less than {MARGIN:.1%}"
+    is_measured = isinstance(question.model, MeasuredModel)
+    costs = (
+        "op times and memory are those of the profile"
+        if is_measured
+        else "op times and memory are estimates (`recycle estimate`)"
+    )
     return [
         f"{servers}, and {back}",
+        *([f"causes and repairs by {question.failures.name}: {question.failures.source}"] if question.failures else []),
         f"{question.days:g} days, {question.num_seeds} seeds, the same failures for every choice; intervals are 90 % of the mean",
         f"a step has {batch}",
         f"of {found.num_choices:,} choices that fit, {asked} and {len(found.ranked)} over all; {others}",
-        "op times and memory are estimates (`recycle estimate`), pauses are constants (docs/simulator.md)",
+        f"{costs}, pauses are constants (docs/simulator.md)",
         f"{question.memory_reserve:.0%} of a GPU's memory are kept free, {format_bytes(question.planned_gpu.memory_bytes)} used",
-        "the samples of a micro-batch are those of the model's text",
+        f"the samples of a micro-batch are those of the {'profile' if is_measured else 'text of the model'}",
         "goodput is the throughput over the system's own fault-free throughput in the same shape",
+        "-zb: with a schedule without bubbles, which the authors of a system do not have; oobleck-zb has a formula and no plan",
     ]

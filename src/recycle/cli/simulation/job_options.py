@@ -1,4 +1,4 @@
-"""The options of `recycle simulate` that say what is trained: a model and a GPU, or a measured profile, and the shape."""
+"""Options that say what is trained: a model and a GPU, or a measured profile; and, for `recycle simulate`, the shape."""
 
 import argparse
 
@@ -8,8 +8,9 @@ from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.profile import Profile
 from recycle.core.units import parse_bytes
+from recycle.planner.profiles.catalog import GpuSpec, ModelSpec, parse_gpu, parse_model
 from recycle.sim.job import SimulatedJob
-from recycle.sim.measured_model import MeasuredModel
+from recycle.sim.measured_model import MeasuredDevice, MeasuredModel, measured
 
 _PROFILE_OPTIONS = ("memory", "layers", "sequence")
 _ESTIMATE_OPTIONS = ("model", "gpu", "tensor_parallel", "context_parallel")
@@ -17,13 +18,18 @@ _ESTIMATE_OPTIONS = ("model", "gpu", "tensor_parallel", "context_parallel")
 
 def add_job_options(job: argparse._ActionsContainer) -> None:
     """Add the options that `read_simulated_job` reads."""
-    job.add_argument("--model", help="a model by name or by its numbers; see 'recycle estimate --help'")
-    job.add_argument("--gpu", help="a GPU by name or by its numbers")
-    add_file_options(job, profile="instead of both: a measured profile, as 'recycle profile' writes it")
+    add_model_options(job)
     add_shape_options(job)
     job.add_argument("--tensor-parallel", type=int, metavar="T", help="GPUs of a worker (default: 1)")
     about = "groups of such GPUs in a worker that divide every sequence (default: 1)"
     job.add_argument("--context-parallel", type=int, metavar="C", help=about)
+
+
+def add_model_options(job: argparse._ActionsContainer) -> None:
+    """Add the options that `read_model_and_gpu` reads."""
+    job.add_argument("--model", help="a model by name or by its numbers; see 'recycle estimate --help'")
+    job.add_argument("--gpu", help="a GPU by name or by its numbers")
+    add_file_options(job, profile="instead of both: a measured profile, as 'recycle profile' writes it")
     about = "with --profile: the memory of a device, such as 80GiB; a measured profile does not know it"
     job.add_argument("--memory", metavar="SIZE", help=about)
     about = "with --profile: the number of layers, all alike, if the profile does not list them"
@@ -35,33 +41,46 @@ def add_job_options(job: argparse._ActionsContainer) -> None:
 def read_simulated_job(args: argparse.Namespace) -> SimulatedJob:
     shape = Shape(args.pipelines, args.stages, args.microbatches)
     if args.profile is not None:
-        return _measured_job(args, shape)
+        profile, memory_bytes = _measured_profile(args)
+        return SimulatedJob.of_profile(profile, shape, memory_bytes, sequence=args.sequence or 0)
+    _refuse_half_a_model(args)
+    degrees = (1 if degree is None else degree for degree in (args.tensor_parallel, args.context_parallel))
+    tensor_parallel, context_parallel = degrees
+    return SimulatedJob.of(args.model, args.gpu, shape, tensor_parallel, context_parallel=context_parallel)
+
+
+def read_model_and_gpu(args: argparse.Namespace) -> tuple[ModelSpec, GpuSpec] | tuple[MeasuredModel, MeasuredDevice]:
+    """The model and the GPU by name, or both by a measured profile."""
+    if args.profile is not None:
+        profile, memory_bytes = _measured_profile(args)
+        return measured(profile, memory_bytes, sequence=args.sequence or 0)
+    _refuse_half_a_model(args)
+    return parse_model(args.model), parse_gpu(args.gpu)
+
+
+def _refuse_half_a_model(args: argparse.Namespace) -> None:
     for option in _PROFILE_OPTIONS:
         if getattr(args, option) is not None:
             raise UserError(f"--{option} goes with --profile: a model and a GPU by name have their own")
     for option in ("model", "gpu"):
         if getattr(args, option) is None:
             raise UserError(f"--{option} is missing: give --model and --gpu, or a measured --profile")
-    degrees = (1 if degree is None else degree for degree in (args.tensor_parallel, args.context_parallel))
-    tensor_parallel, context_parallel = degrees
-    return SimulatedJob.of(args.model, args.gpu, shape, tensor_parallel, context_parallel=context_parallel)
 
 
-def _measured_job(args: argparse.Namespace, shape: Shape) -> SimulatedJob:
+def _measured_profile(args: argparse.Namespace) -> tuple[Profile, int]:
+    """The profile, and the memory of a device."""
     for option in _ESTIMATE_OPTIONS:
-        if getattr(args, option) is not None:
+        if getattr(args, option, None) is not None:
             name = option.replace("_", "-")
             raise UserError(f"--{name} and --profile both say what ops cost: leave --{name} out, the profile has it as measured")
     profile = _with_layers(Profile.load(args.profile), args.layers)
     if args.sequence is not None and not 1 <= args.sequence <= 10**8:
         raise UserError(f"--sequence is {args.sequence}, but a sample has from 1 to 100000000 tokens")
     if args.memory is not None:
-        memory_bytes = parse_bytes(args.memory)
-    elif profile.device_bytes is not None:
-        memory_bytes = profile.device_bytes
-    else:
+        return profile, parse_bytes(args.memory)
+    if profile.device_bytes is None:
         raise UserError(f"the profile {args.profile} does not say how much memory a device has: give it, such as --memory 80GiB")
-    return SimulatedJob.of_profile(profile, shape, memory_bytes, sequence=args.sequence or 0)
+    return profile, profile.device_bytes
 
 
 def _with_layers(profile: Profile, num_layers: int | None) -> Profile:

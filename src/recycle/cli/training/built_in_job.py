@@ -19,6 +19,7 @@ def job(config: TrainConfig) -> "Job":
     from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
     from recycle.models.text import Text
     from recycle.runtime.compute.learning_rate import WarmUpThen
+    from recycle.runtime.data.data_options import DataOptions
     from recycle.runtime.job import Job
     from recycle.runtime.options import CheckpointOptions, FailureOptions, RunFolderOptions, TrainOptions, refuse_absent_device
 
@@ -39,10 +40,13 @@ def job(config: TrainConfig) -> "Job":
         schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
         sum_dtype=sum_dtype(training.sums),
         autocast=autocast_dtype(training.precision),
+        activation_checkpointing=training.activation_checkpointing,
+        compile_backend=training.compile,
         device=training.device,
         transport=cluster.transport,
         port=cluster.port,
         time_limit_s=training.time_limit_s,
+        data=DataOptions(config.data.loader_processes),
         evaluation=_evaluation(config),
         checkpoint=CheckpointOptions(config.checkpoint.every, config.checkpoint.keep),
         run_folder=RunFolderOptions(f"{model.layers}-layer GPT"),
@@ -86,7 +90,7 @@ def sum_dtype(name: str) -> "torch.dtype":
 def autocast_dtype(precision: str) -> "torch.dtype | None":
     import torch
 
-    return torch.bfloat16 if precision == "bfloat16" else None
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
 
 
 def _optimizer(config: TrainConfig) -> "MakeOptimizer":

@@ -27,7 +27,7 @@ CONFIG = "config.toml"
 _OF_LOOP = ("training.evaluate_every", "training.patience", "training.time_limit", "data.evaluation_text")
 # Keys that a resumed run may change: where and for how long it computes, but not what. Its checkpoint says whether another shape
 # computes the same.
-_FREE = ("job.", "cluster.", "checkpoint.", "log.", "training.steps", "training.device", *_OF_LOOP)
+_FREE = ("job.", "cluster.", "checkpoint.", "log.", "training.steps", "training.device", "data.loader_processes", *_OF_LOOP)
 SHAPE_KEYS = ("cluster.pipelines", "cluster.stages", "cluster.microbatches")
 # Keys of the built-in GPT alone: a job file says itself what is trained.
 _OF_TRAINING = ("optimizer", "rate", "weight_decay", "momentum", "schedule", "warmup")
@@ -140,6 +140,7 @@ def _load(config: TrainConfig) -> LoadedJob:
         job.options,
         **_options_of(given),
         checkpoint=replace(job.options.checkpoint, **checkpoint),
+        data=replace(job.options.data, **_renamed(given, "data", loader_processes="")),
         evaluation=replace(job.options.evaluation, **_renamed(given, "training", evaluate_every="every", patience="")),
         failures=replace(job.options.failures, **_renamed(given, "cluster", lease="lease_s", **dict.fromkeys(_FAILURES, ""))),
     )
@@ -154,7 +155,9 @@ def _load(config: TrainConfig) -> LoadedJob:
 
 def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a job that the keys change which were given."""
-    found = _renamed(given, "training", seed="", exact="is_exact", device="")
+    found = _renamed(
+        given, "training", seed="", exact="is_exact", device="", activation_checkpointing="", compile="compile_backend"
+    )
     found |= _renamed(given, "cluster", port="", transport="")
     if isinstance(shared := given.get("cluster.shared_layers"), int):  # else the plan will say it
         found["shared_layers"] = shared

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -23,12 +23,14 @@ from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_layers, choose_plan, choose_source, describe_moves
 from recycle.cli.training.resumed_config import resumed_config
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
+from recycle.cli.training.train_sections import ClusterSection
 from recycle.core.errors import NotSaved, UserError
 from recycle.core.events.record import PARTS, Event
 from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
 from recycle.core.files import refuse_unwritable
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
+from recycle.planner.problem_from_text import unsplit_costs
 
 if TYPE_CHECKING:
     from recycle.runtime.coordinator.ledger.trained import Trained
@@ -99,7 +101,12 @@ def run_train(args: argparse.Namespace) -> None:
     elif args.config is None:  # a job file may name a folder
         refuse_page_without_folder(args, out)
     factory, plan = prepare(config)
-    from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_unusable_optimizer
+    from recycle.runtime.job_checks import (
+        doubts_about,
+        refuse_changing_data,
+        refuse_float16_parameters,
+        refuse_unusable_optimizer,
+    )
     from recycle.runtime.launch.local_launcher import launch
 
     config, out = factory.config, out or factory.out
@@ -109,6 +116,7 @@ def run_train(args: argparse.Namespace) -> None:
     job = factory.job(plan, out, resume, source, *failures)
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
+    refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
     with served_page(args, out) as page, watching(config, plan, out, resume) as view:
@@ -141,7 +149,16 @@ def prepare(config: TrainConfig, is_local: bool = True) -> tuple[TrainingJobFact
         if (choice := choose_layers(config.cluster, profile, num_layers, limit_bytes)) is not None:
             sayer(config.log.json_lines)(choice.sentence())
             factory.settle_shared_layers(choice.num)
-        return factory, choose_plan(factory.config.cluster, profile, num_layers)
+        return factory, choose_plan(_with_costs(factory.config), profile, num_layers)
+
+
+def _with_costs(config: TrainConfig) -> ClusterSection:
+    """The cluster with the costs of ops whose backward pass is not split, if it is not and nothing else says what ops cost."""
+    cluster, training = config.cluster, config.training
+    if training.splits_backward or cluster.costs:
+        return cluster
+    costs = unsplit_costs(cluster.op_costs, training.activation_checkpointing)
+    return replace(cluster, costs=",".join(map(str, costs)))
 
 
 def sayer(as_json: bool) -> Callable[[str], None]:

@@ -54,12 +54,17 @@ class TrainConfig:
     def model_text(self) -> str:
         """The model in words: all its keys on which the costs of ops depend."""
         if self.job.file:
-            return f"the job of {Path(self.job.file).name}, {self.training.precision}"
+            return f"the job of {Path(self.job.file).name}, {self._how}"
         model, extras = self.model, ""
         extras += f", dropout {model.dropout:g}" if model.dropout else ""
         extras += ", tied embeddings" if model.tied else ""
         sizes = f"width {model.width}, {model.layers} layers, {model.heads} heads, context {model.context}"
-        return f"GPT of {sizes}{extras}, {self.training.precision}"
+        return f"GPT of {sizes}{extras}, {self._how}"
+
+    @property
+    def _how(self) -> str:
+        again = ", activation checkpointing" if self.training.activation_checkpointing else ""
+        return f"{self.training.precision}{again}{f', compiled by {self.training.compile}' if self.training.compile else ''}"
 
     def to_toml(self) -> str:
         """The text of the configuration: all keys, or with a job file those that were given."""

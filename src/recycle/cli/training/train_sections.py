@@ -193,6 +193,9 @@ class DataSection(_Section):
 
     text: str = _key("", _text("PATH"), "file or folder of text; empty is the sources of Python's library")
     samples: int = _key(2, _COUNT, "samples of a micro-batch")
+    loader_processes: int = _key(
+        0, _COUNT_OR_NONE, "processes of each worker that reads data, which make micro-batches ahead of its ops; 0 is none"
+    )
     evaluation_text: str = _key("", _text("PATH"), "file or folder of text on which the GPT is evaluated")
 
 
@@ -210,12 +213,21 @@ class TrainingSection(_Section):
     schedule: str = _key("constant", _one_of("constant", "cosine", "linear"), "how the rate falls after the warm-up")
     warmup: int = _key(0, _COUNT_OR_NONE, "steps in which the rate rises to its full value")
     max_norm: float = _key(0.0, _NOT_BELOW_ZERO, "clip the global norm of the gradient; 0 is no clipping")
-    precision: str = _key("float32", _one_of("float32", "bfloat16"), "what ops compute in")
+    precision: str = _key("float32", _one_of("float32", "bfloat16", "float16"), "what ops compute in; float16 scales the loss")
+    activation_checkpointing: bool = _key(
+        False, _SWITCH, "keep only the inputs of layers, and run them again in the backward pass: less memory, more work"
+    )
+    compile: str = _key("", _text("BACKEND"), "compile layers with torch.compile and this backend, such as inductor")
     sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
     device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
     evaluate_every: int = _key(0, _COUNT_OR_NONE, "steps between two evaluations; 0 is only at the end, if there are data for it")
     patience: int = _key(0, _COUNT_OR_NONE, "stop after so many evaluations without a lower loss; 0 is never")
     time_limit: str = _key("", _text("2h"), "end the run, with a checkpoint, after this time; empty is no limit")
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether a backward pass can be split into I and W."""
+        return not self.activation_checkpointing and not self.compile
 
     @property
     def time_limit_s(self) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recycle.control.decide.messages import FINISH, SAVE, SET_UP
+from recycle.control.decide.messages import FINISH, READ, SAVE, SET_UP
 from recycle.core.errors import UserError
 from recycle.core.events.op_columns import OPTIMIZER, REDUCE
 
@@ -18,8 +18,8 @@ STARVED_LEASES = 5
 LATE_TICK_LEASES, SHORTEST_LATE_S = 0.25, 0.1
 # An op may take so many times as long as the longest op of any worker so far; before any op was reported, `SLOW_S`.
 PATIENCE = 10
-# Reducing and stepping count as ops of at least so many leases. Everything else (to set up an epoch, to save, to finish), and an
-# op before any op was reported, has a fixed limit: models may be large, and kernels compile.
+# Reducing and stepping count as ops of at least so many leases. Everything else (to set up an epoch, to save, to finish, to read
+# data), and an op before any op was reported, has a fixed limit: models may be large, and kernels compile.
 STEP_LEASES, SLOW_S = 5, 600.0
 # A member that loads the job and has no place yet may be silent for so long: an import may hold up its process.
 LOADING_S = 60.0
@@ -83,7 +83,7 @@ def suspicion(now_s: float, facts: MemberFacts, lease_s: float, longest_op_s: fl
 
 
 def _busy_limit_s(doing: str, lease_s: float, longest_op_s: float) -> float:
-    if doing in (SET_UP, SAVE, FINISH) or not longest_op_s:
+    if doing in (SET_UP, SAVE, FINISH, READ) or not longest_op_s:
         return max(SLOW_S, STEP_LEASES * lease_s)
     return max(STEP_LEASES * lease_s if doing in (REDUCE, OPTIMIZER) else lease_s, PATIENCE * longest_op_s)
 

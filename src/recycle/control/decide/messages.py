@@ -199,8 +199,8 @@ class EpochBegun:
     transfer_us: int
 
 
-# What a worker may be doing, beside ops and the parts of a step: setting up an epoch, saving a checkpoint, finishing.
-SET_UP, SAVE, FINISH = "set up", "save", "finish"
+# What a worker may be doing, beside ops and the parts of a step: set up an epoch, save a checkpoint, finish, read data.
+SET_UP, SAVE, FINISH, READ = "set up", "save", "finish", "read data"
 
 
 @dataclass(frozen=True, slots=True)

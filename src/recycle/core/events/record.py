@@ -89,7 +89,8 @@ class Stepped:
     """An iteration was applied at every stage: its mean loss, the norm of its gradient, and the gradient's scale.
 
     A loss or norm that is not finite is None; so is the scale of a step that was skipped for it. `planned_us` is the plan's
-    period at the speed at which the ops ran. `has_begun_again` says that its first ops ran in vain, and then once more.
+    period at the speed at which the ops ran. `has_begun_again` says that its first ops ran in vain, and then once more. In
+    float16 the loss was multiplied by `loss_scale`; norm and scale are those of the gradient without it.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -101,6 +102,7 @@ class Stepped:
     planned_us: int = 0
     num_ops: int = 0
     has_begun_again: bool = False
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,11 +85,16 @@ class Epoch:
         return ended - arrived
 
     def stepped_us(self, num_stages: int) -> Ints:
-        """The time of each optimizer step, by complete iteration and stage: the mean over its workers."""
+        """The time of each optimizer step, by complete iteration and stage: the mean over its workers.
+
+        A worker may compute a step in two parts.
+        """
         chosen, where = self._find(OPTIMIZER)
+        workers = self.ops.iteration[chosen] * len(self.ops.workers) + self.ops.worker[chosen]
+        _, firsts = np.unique(workers, return_index=True)
         sums, counts = (np.zeros((len(self.complete), num_stages), dtype=np.int64) for _ in range(2))
         np.add.at(sums, where, (self.ops.end_us - self.ops.start_us)[chosen])
-        np.add.at(counts, where, 1)
+        np.add.at(counts, tuple(each[firsts] for each in where), 1)
         return sums // np.maximum(1, counts)
 
     def _find(self, what: str) -> tuple[Bools, tuple[Ints, Ints]]:

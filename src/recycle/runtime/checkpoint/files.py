@@ -14,7 +14,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,13 @@ class StageFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint after `num_steps` steps, with one file for each stage, in order."""
+    """A checkpoint after `num_steps` steps, with one file for each stage, in order; and positions in the streams of the data."""
 
     num_steps: int
     folder: Path
     files: tuple[StageFile, ...]
     fingerprint: Mapping[str, Any]
+    positions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def layers(self) -> LayerNames | None:
@@ -102,6 +103,8 @@ def write_manifest(checkpoint: Checkpoint) -> Path:
         "fingerprint": plain(checkpoint.fingerprint),
         "files": [asdict(file) for file in checkpoint.files],
     }
+    if checkpoint.positions:
+        manifest["positions"] = dict(checkpoint.positions)
     path = checkpoint.folder / MANIFEST
     manifest["sha256"] = _digest(manifest)
     write_text(path, json.dumps(manifest, indent=1) + "\n")
@@ -156,7 +159,9 @@ def _checkpoint_of(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
     # Those of earlier releases have none. A changed name of a tensor would be found nowhere else.
     if manifest.get("sha256", digest := _digest(manifest)) != digest:
         raise FileProblem(f"{folder / MANIFEST} does not have the text that was written: its SHA-256 is {digest}")
-    return Checkpoint(num_steps, folder, files, fingerprint)
+    if not isinstance(positions := manifest.get("positions", {}), dict):
+        raise FileProblem(f"{folder / MANIFEST} does not say how far the data were read: it is corrupt")
+    return Checkpoint(num_steps, folder, files, fingerprint, positions)
 
 
 def is_whole(folder: Path) -> bool:

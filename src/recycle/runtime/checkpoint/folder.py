@@ -135,7 +135,7 @@ class CheckpointFolder:
                 # A coordinator that was killed here may have renamed it already.
                 if (partial / report.file_name).exists() or not (partial / file.name).exists():
                     os.replace(partial / report.file_name, partial / file.name)
-            _finish_files(Checkpoint(num_steps, partial, files, fingerprint))
+            _finish_files(Checkpoint(num_steps, partial, files, fingerprint, saved[0].positions))
             if folder.exists():  # a torn one, from before the run resumed
                 _remove(folder)
             os.rename(partial, folder)

@@ -15,6 +15,7 @@ from recycle.core.errors import FileProblem, ForeignRun
 from recycle.runtime.checkpoint.layer_names import TensorSource, layer_tensors_in, name_by_layer
 from recycle.runtime.checkpoint.state import OPTIMIZER_PREFIX, Snapshot, optimizer_names, text_of_group
 from recycle.runtime.compute.elastic_stage import OWN, ElasticStage, held_layers, named_tensors
+from recycle.runtime.compute.optimizer_step import LOSS_SCALE
 
 _PARAMS = "params"
 
@@ -48,6 +49,9 @@ def joined_snapshot(
     tensors = {new: _tensor_of(snapshots, *source) for new, source in sources.items()}
     names, state, groups = iter(optimizer_names(module, optimizer)), {}, []
     stepped = set[str]()
+    # It is the same at all stages: one without parameters has it from any other.
+    of_files = (dict(group["dict"]) for file in files.values() for group in file.groups)
+    scale = next((group[LOSS_SCALE] for group in of_files if LOSS_SCALE in group), None)
     for number, group in enumerate(optimizer.param_groups):
         params = [next(names) for _ in group[_PARAMS]]
         stepped.update(params)
@@ -58,7 +62,8 @@ def joined_snapshot(
                 prefixes = f"{OPTIMIZER_PREFIX}{old}", f"{OPTIMIZER_PREFIX}{name}"
                 state[name] = _with_tensors(values, *prefixes, snapshots[file], tensors)
         if not had:
-            groups.append(text_of_group(group, [], number, tensors))
+            own = text_of_group(group, [], number, tensors)
+            groups.append({"dict": [[key, scale if key == LOSS_SCALE else value] for key, value in own["dict"]]})
             continue
         _refuse_other_options(number, had)
         first, there = had[0]

@@ -4,10 +4,10 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
@@ -24,7 +24,8 @@ from recycle.runtime.checkpoint.tensor_file import save_tensors
 class StageSaved:
     """A stage after `num_steps` steps, of which `epoch` did the last, is on disk, in the folder of an unfinished checkpoint.
 
-    `layer_counts` are the layers of each stage, if they are others than those of the job's own stages.
+    `layer_counts` are the layers of each stage, if they are others than those of the job's own stages. `positions` are those of
+    all workers in the streams that they read; the ledger adds them.
     """
 
     num_steps: int
@@ -34,6 +35,7 @@ class StageSaved:
     sha256: str
     epoch: int = 0
     layer_counts: tuple[int, ...] = ()
+    positions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ class Sums(ABC):
 
     `flat` has a mark for each parameter that says whether it was used, then `more`, then a part for each parameter. `starts` says
     where each part begins; zeros fill the gaps. Peers reduce it by addition. `is_exact` says that the order of additions does not
-    matter.
+    matter. Every contribution is multiplied by `factor`, which takes a scale of the loss out of it.
     """
 
     is_exact: bool
+    factor: float = 1.0
 
     def __init__(
         self, parameters: Iterable[Tensor], dtype: torch.dtype, device: torch.device | None = None, num_more: int = 0
@@ -118,17 +119,18 @@ class FloatSums(Sums):
 
     def add(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         if parameters:  # in one go, because there are many small ones
-            torch._foreach_add_([self._sum_of(parameter) for parameter in parameters], list(gradients))
+            torch._foreach_add_([self._sum_of(parameter) for parameter in parameters], list(gradients), alpha=self.factor)
 
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
         total = self._sum_of(parameter)
         total = total.view(1, -1) if total.dim() == 1 else total
         if left.dtype == total.dtype:
-            total.addmm_(left, right)  # in one pass, without a temporary product
+            total.addmm_(left, right, alpha=self.factor)  # in one pass, without a temporary product
         elif total.is_cuda and total.dtype is torch.float32:
-            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # likewise, and not rounded to the narrower type
+            # Likewise, and not rounded to the narrower type.
+            torch.addmm(total, left, right, out_dtype=total.dtype, alpha=self.factor, out=total)
         else:
-            total += left @ right
+            total.add_(left @ right, alpha=self.factor)
 
     def _mean(self, total: Tensor, num_microbatches: int) -> Tensor:
         return total / num_microbatches
@@ -152,7 +154,8 @@ class ExactSums(Sums):
             self._add(parameter, gradient)
 
     def _add(self, parameter: Tensor, gradient: Tensor) -> None:
-        scaled = gradient.to(torch.float64).mul_(self._scale) if gradient.dtype != torch.float64 else gradient * self._scale
+        scale = self._scale * self.factor
+        scaled = gradient.to(torch.float64).mul_(scale) if gradient.dtype != torch.float64 else gradient * scale
         # If one is NaN, the maximum is NaN, and the comparison is false.
         if scaled.is_cuda or (scaled.numel() and not bool(scaled.abs().max() < self._most)):
             scaled, has_others = below(scaled, self._most)

@@ -5,15 +5,20 @@ bijection that is computed and not stored: every sample occurs exactly once in a
 loads the same samples as its home worker.
 """
 
-from collections.abc import Mapping, Sequence
+import random
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from recycle.core.cluster import Shape
-from recycle.core.errors import DatasetTooSmall, UserError
+from recycle.core.errors import DataFailed, DatasetTooSmall, UserError
 from recycle.runtime.boundary.nests import Nest, described
 from recycle.runtime.compute.seeds import seed_of
 
@@ -40,10 +45,64 @@ class MicroBatchSource(Protocol):
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]: ...
 
 
-class MicroBatches:
-    """The micro-batches of a data set, each of `microbatch` samples, in an order that depends only on the seed."""
+def largest_of(source: MicroBatchSource) -> tuple[Nest, Nest]:
+    """A micro-batch of the greatest shapes that a source may make: the first one, if all have the same."""
+    made: tuple[Nest, Nest] = source.largest() if hasattr(source, "largest") else source.get(0, 0, 0)
+    return made
 
-    def __init__(self, dataset: Dataset, shape: Shape, microbatch: int, seed: int) -> None:
+
+class SampleOrder(Protocol):
+    """The order of samples: the number of the sample at each position of each pass over the data."""
+
+    def sample_at(self, data_pass: int, position: int) -> int: ...
+
+
+class JoinSamples(Protocol):
+    """Makes inputs and targets of a micro-batch from its samples, whose numbers are for messages.
+
+    A `largest` micro-batch has the greatest shapes that it may make of these samples.
+    """
+
+    def join(self, samples: Sequence[Any], numbers: Sequence[int]) -> tuple[Nest, Nest]: ...
+
+    def largest(self, samples: Sequence[Any], numbers: Sequence[int]) -> tuple[Nest, Nest]: ...
+
+
+class ShuffledOrder:
+    """Every pass has an order of its own, which the seed selects."""
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        self._num_samples, self._seed = num_samples, seed
+
+    def sample_at(self, data_pass: int, position: int) -> int:
+        return shuffled(position, self._num_samples, seed_of(self._seed, "order", data_pass))
+
+
+class StackedSamples:
+    """Samples of one shape, stacked along a new first dimension."""
+
+    def join(self, samples: Sequence[Any], numbers: Sequence[int]) -> tuple[Nest, Nest]:
+        pairs = [checked_pair(sample, number) for sample, number in zip(samples, numbers, strict=True)]
+        return _joined([x for x, _ in pairs], numbers), _joined([y for _, y in pairs], numbers)
+
+    largest = join
+
+
+class MicroBatches:
+    """The micro-batches of a data set, each of `microbatch` samples, in an order that depends only on the seed.
+
+    All of them have the structure of the first one that was made.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shape: Shape,
+        microbatch: int,
+        seed: int,
+        order: SampleOrder | None = None,
+        join: JoinSamples | None = None,
+    ) -> None:
         if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
             raise UserError(f"a micro-batch has {microbatch!r} samples, but it must be a whole number of at least 1")
         self._dataset, self._shape, self._microbatch, self._seed = dataset, shape, microbatch, seed
@@ -58,44 +117,60 @@ class MicroBatches:
                 f"one step needs {needed} samples ({shape.num_pipelines} pipelines of {shape.num_microbatches} micro-batches of "
                 f"{microbatch}), but the dataset has {self._num_samples}: give more data, or make fewer or smaller micro-batches"
             )
+        self._order = order or ShuffledOrder(self._num_samples, seed)
+        self._is_shuffled, self._join, self._structure = order is None, join or StackedSamples(), SameStructure()
 
     def __repr__(self) -> str:
         fingerprint = getattr(self._dataset, "fingerprint", "")
         known = f" ({fingerprint})" if isinstance(fingerprint, str) and fingerprint else ""
-        return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}"
+        how = "" if self._is_shuffled else f", {self._order!r}"
+        how += "" if isinstance(self._join, StackedSamples) else f", {self._join!r}"
+        return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}{how}"
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
-        """Return inputs and targets of a micro-batch, with the samples stacked along a new first dimension."""
+        """Return inputs and targets of a micro-batch, with the samples along a first dimension."""
+        samples, numbers = self._samples(step, pipeline, index)
+        return self._structure.checked(self._join.join(samples, numbers), (step, pipeline, index))
+
+    def largest(self) -> tuple[Nest, Nest]:
+        """Return the first micro-batch, with the greatest shapes that a micro-batch may have."""
+        return self._structure.checked(self._join.largest(*self._samples(0, 0, 0)), (0, 0, 0))
+
+    def _samples(self, step: int, pipeline: int, index: int) -> tuple[list[Any], list[int]]:
         if (found := len(self._dataset)) != self._num_samples:
             raise UserError(
                 f"the dataset had {self._num_samples} samples when the run began, and has {found} now: which sample comes when "
                 "would change; give it a fixed length"
             )
-        return joined_samples(self._dataset, self.numbers(step, pipeline, index))
+        numbers, first = self.numbers(step, pipeline, index), self._first(step, pipeline, index)
+        seeds = [seed_of(self._seed, "sample", first + offset) for offset in range(self._microbatch)]
+        return read_samples(self._dataset, numbers, seeds), numbers
 
     def numbers(self, step: int, pipeline: int, index: int) -> list[int]:
         """Return the numbers of the samples of micro-batch `index` of `pipeline` in iteration `step`."""
+        start = self._first(step, pipeline, index)
+        return [self._sample(number) for number in range(start, start + self._microbatch)]
+
+    def _first(self, step: int, pipeline: int, index: int) -> int:
+        """The number of all samples before a micro-batch."""
         assert step >= 0
         assert 0 <= pipeline < self._shape.num_pipelines
         assert 0 <= index < self._shape.num_microbatches
-        chain = pipeline * self._shape.num_microbatches + index
-        start = (step * self._shape.num_chains + chain) * self._microbatch
-        return [self._sample(number) for number in range(start, start + self._microbatch)]
+        return (step * self._shape.num_chains + pipeline * self._shape.num_microbatches + index) * self._microbatch
 
     def _sample(self, number: int) -> int:
-        data_pass, position = divmod(number, self._num_samples)
-        return shuffled(position, self._num_samples, seed_of(self._seed, "order", data_pass))
+        return self._order.sample_at(*divmod(number, self._num_samples))
 
 
 class OrderedMicroBatches:
     """The micro-batches of a data set in its own order, each sample once; samples that fill no whole one are left out."""
 
-    def __init__(self, dataset: Dataset, microbatch: int) -> None:
+    def __init__(self, dataset: Dataset, microbatch: int, join: JoinSamples | None = None) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise UserError(
                 f"the evaluation data are a {type(dataset).__name__}, but they must be map-style: len(data) and data[number]"
             )
-        self._dataset, self._microbatch = dataset, microbatch
+        self._dataset, self._microbatch, self._join = dataset, microbatch, join or StackedSamples()
         if len(dataset) < microbatch:
             raise DatasetTooSmall(
                 f"the evaluation data have {len(dataset)} samples, but a micro-batch has {microbatch}: give more of them"
@@ -105,14 +180,85 @@ class OrderedMicroBatches:
         return len(self._dataset) // self._microbatch
 
     def __getitem__(self, number: int) -> tuple[Nest, Nest]:
-        first = number * self._microbatch
-        return joined_samples(self._dataset, range(first, first + self._microbatch))
+        numbers = range(number * self._microbatch, (number + 1) * self._microbatch)
+        samples = read_samples(self._dataset, numbers, [seed_of("evaluation", each) for each in numbers])
+        return self._join.join(samples, numbers)
 
 
-def joined_samples(dataset: Dataset, numbers: Sequence[int]) -> tuple[Nest, Nest]:
-    """The inputs and the targets of these samples, stacked along a new first dimension."""
-    samples = [_checked(dataset[number], number) for number in numbers]
-    return _joined([x for x, _ in samples], numbers), _joined([y for _, y in samples], numbers)
+class SameStructure:
+    """Refuses micro-batches that have another structure, or other dtypes, than the first one."""
+
+    def __init__(self) -> None:
+        self._first: tuple[object, str] | None = None
+
+    def checked(self, made: tuple[Nest, Nest], address: tuple[int, int, int]) -> tuple[Nest, Nest]:
+        found = _outline(made)
+        if self._first is None:
+            self._first = found, f"{described(made[0])} and {described(made[1])}"
+        elif found != self._first[0]:
+            step, pipeline, index = address
+            raise DataFailed(
+                f"micro-batch {index} of pipeline {pipeline} in step {step + 1} has {described(made[0])} and "
+                f"{described(made[1])}, but the first one has {self._first[1]}: all must have the same entries and dtypes"
+            )
+        return made
+
+
+def _outline(nest: Nest) -> object:
+    """The structure of a nest, with the dtypes and the numbers of dimensions of its tensors."""
+    match nest:
+        case Tensor():
+            return nest.dtype, nest.dim()
+        case dict():
+            return [(key, _outline(part)) for key, part in nest.items()]
+        case tuple() | list():
+            return [_outline(part) for part in nest]
+    return type(nest)
+
+
+def read_samples(dataset: Dataset, numbers: Sequence[int], seeds: Sequence[int]) -> list[Any]:
+    """Read samples, each with the generators of torch, Python and NumPy seeded: so a sample may be drawn at random."""
+    with generators_kept():
+        return [_read(dataset, number, seed) for number, seed in zip(numbers, seeds, strict=True)]
+
+
+def _read(dataset: Dataset, number: int, seed: int) -> Any:
+    seed_generators(seed)
+    try:
+        return dataset[number]
+    except UserError:
+        raise
+    except Exception as problem:
+        raise sample_failed(f"sample {number} of the dataset", problem) from problem
+
+
+def sample_failed(what: str, problem: Exception) -> DataFailed:
+    """The error for a sample that raised one: which, what, and where in its code."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    text = " ".join(str(problem).split())
+    return DataFailed(f"{what} raised {type(problem).__name__}{where}: {text}; mend the dataset, or leave the sample out")
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the random state of torch's CPU generator, of Python and of NumPy, if it is loaded, at the end."""
+    numpy, of_torch, of_python = sys.modules.get("numpy"), torch.default_generator.get_state(), random.getstate()
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(of_torch)
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
+def seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 def shuffled(position: int, size: int, seed: int) -> int:
@@ -151,7 +297,8 @@ def _keys(seed: int) -> tuple[int, ...]:
     return tuple(seed_of(seed, "round", number) for number in range(_NUM_ROUNDS))
 
 
-def _checked(sample: object, number: int) -> tuple[Nest, Nest]:
+def checked_pair(sample: object, number: int) -> tuple[Nest, Nest]:
+    """Inputs and targets of a sample, with tensors in the place of numbers; raise if it has none."""
     match sample:
         case (Tensor() as inputs, Tensor() as targets):
             return inputs, targets

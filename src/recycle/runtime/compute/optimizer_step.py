@@ -9,6 +9,9 @@ ways. By default weights and optimizer state are copied, and the step is compute
 and leaves the state as it was; when it is settled, it is computed again, on the copies, with the same result, and changes the
 state, too. So little is held twice, for twice the computation, which is next to nothing on a GPU. A step that waits for its
 verdict copies nothing. Means of gradients are made for a few parameters at a time.
+
+In float16 the loss is scaled, and the scale follows the verdicts. All stages get the same verdicts, so that they have the same
+scale without asking each other.
 """
 
 import math
@@ -20,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from recycle.core.errors import UserError
+
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 Schedule = Callable[[int], float]
 """From the number of an iteration to the factor of the learning rates in its step."""
@@ -28,6 +33,10 @@ Gradients = Callable[[int, int], Sequence[Tensor | None]]
 NORM_PARTS = 3
 # Parameters of so many bytes are stepped at a time: gradients and copies of optimizer states take a few times as much.
 _PART_BYTES = 64 * 2**20
+LOSS_SCALE = "loss_scale"
+"""The key of the loss scale in the groups of an optimizer, and of the options in a fingerprint."""
+# The scale and its inverse stay normal numbers of float32.
+_LEAST_SCALE, _MOST_SCALE = 2.0**-126, 2.0**126
 
 
 def constant(iteration: int) -> float:
@@ -37,10 +46,53 @@ def constant(iteration: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """The norm of the gradient over all stages, and the scale of the step; None: the step is skipped."""
+    """The norm of the gradient over all stages, and the scale of the step; None: the step is skipped.
+
+    `loss_scale` is what the loss was multiplied by; norm and scale are those of the gradient without it.
+    """
 
     norm: float
     scale: float | None
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """How the scale of the loss changes, for ops in float16. The defaults, and the rule, are those of `torch.amp.GradScaler`.
+
+    Attributes:
+        initial: The scale of the first step.
+        growth: The scale is multiplied by this after `interval` steps in a row with finite gradients.
+        backoff: The scale is multiplied by this after a step whose gradient is not finite; such a step is skipped at all stages.
+        interval: The number of steps with finite gradients after which the scale grows.
+
+    Raises:
+        UserError: A number cannot be used.
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("initial scale", self.initial, _LEAST_SCALE, _MOST_SCALE),
+            ("growth", self.growth, 1.0, _MOST_SCALE),
+            ("backoff", self.backoff, _LEAST_SCALE, 1.0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise UserError(f"the {name} of the loss scale is {value!r}, but it must be a number from {least:g} to {most:g}")
+        if isinstance(self.interval, bool) or not isinstance(self.interval, int) or self.interval < 1:
+            raise UserError(f"the interval of the loss scale is {self.interval!r}, but it must be a whole number of at least 1")
+
+    def after(self, scale: float, num_finite: int, is_skipped: bool) -> tuple[float, int]:
+        """The next scale, and the number of steps since it changed or since an overflow, from those before a step."""
+        if is_skipped:
+            return max(_LEAST_SCALE, scale * self.backoff), 0
+        if num_finite + 1 < self.interval:
+            return scale, num_finite + 1
+        return (grown if (grown := scale * self.growth) <= _MOST_SCALE else scale), 0
 
 
 def judge_step(norms_squared: Sequence[float], max_norm: float | None) -> StepVerdict:
@@ -88,6 +140,7 @@ class Stepper:
         make_optimizer: MakeOptimizer,
         schedule: Schedule = constant,
         is_lean: bool = False,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self.optimizer = make_optimizer(self._parameters) if self._parameters else _NoOptimizer()
@@ -99,7 +152,26 @@ class Stepper:
         self._is_trying = False
         self._states_before: list[_State] = []  # of a step that is tried and not lean
         self._most_copied_bytes = 0
-        self._is_lean = is_lean and self.can_step_in_parts
+        self.is_lean = is_lean and self.can_step_in_parts
+        self._loss_scale = loss_scale
+        if loss_scale is not None:
+            self._set_loss_scale((loss_scale.initial, 0))
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step is multiplied by."""
+        return float(self.optimizer.param_groups[0][LOSS_SCALE][0]) if self._loss_scale is not None else 1.0
+
+    def follow_verdict(self, verdict: StepVerdict) -> None:
+        """Change the scale of the loss by the verdict on a step that is done for good."""
+        if self._loss_scale is not None:
+            scale, num_finite = self.optimizer.param_groups[0][LOSS_SCALE]
+            self._set_loss_scale(self._loss_scale.after(scale, num_finite, verdict.scale is None))
+
+    def _set_loss_scale(self, held: tuple[float, int]) -> None:
+        # Among the options of the groups it goes wherever the state of the stage goes: to checkpoints, to peers, to other stages.
+        for group in self.optimizer.param_groups:
+            group[LOSS_SCALE] = held
 
     @property
     def held_bytes(self) -> int:
@@ -148,7 +220,7 @@ class Stepper:
             parameters = [self._parameters[number] for number in numbers]
             before = _State.of(self.optimizer, parameters)
             self._step(iteration, gradients(*part), 1.0)
-            if self._is_lean:
+            if self.is_lean:
                 before.restore(self.optimizer)
                 del before  # its copies would be held beside those of the next part
             else:
@@ -159,7 +231,7 @@ class Stepper:
     def settle(self, iteration: int, gradients: Gradients) -> None:
         """Make the step that was tried one for good; the gradients are the same again."""
         assert self._is_trying, "there is no step to settle"
-        if self._is_lean:
+        if self.is_lean:
             self._step_copies(iteration, gradients)
         self._end_trial()
 

@@ -9,20 +9,22 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recycle.core.errors import UserError
+from recycle.core.errors import Uncuttable, UserError
 from recycle.core.op import Kind
 from recycle.runtime.boundary.nests import Nest, map_tensors, nest_bytes
 from recycle.runtime.compute.activation_memory import ActivationMeter
+from recycle.runtime.compute.elastic_stage import layers_of
 from recycle.runtime.compute.gradients import make_sums
-from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.microbatches import MicroBatchSource, largest_of
 from recycle.runtime.compute.optimizer_step import MakeOptimizer, Stepper
 from recycle.runtime.compute.seeds import seed_of
-from recycle.runtime.compute.stage import Loss, Stage
+from recycle.runtime.compute.stage import Loss, OpOptions, Stage
 
 RunOp = Callable[[Stage, Kind, Callable[[], Nest]], Nest]
 """Runs an op of a stage, and returns its result; a caller may measure it."""
@@ -53,17 +55,18 @@ class StageCopies:
         num_contributions: int,
         is_exact: bool = False,
         sum_dtype: torch.dtype = torch.float32,
-        autocast: torch.dtype | None = None,
+        how: OpOptions = OpOptions(),  # noqa: B008 (it is frozen)
         device: str | None = None,
     ) -> None:
         self.stages: list[Stage] = []
+        ranges = _layer_ranges(stages) if not how.splits else [None] * len(stages)
         for number, original in enumerate(stages):
             module = copy.deepcopy(original).to(device)
             sums = make_sums(module.parameters(), num_contributions, is_exact, sum_dtype)
             own_loss = loss if number == len(stages) - 1 else None
-            self.stages.append(Stage(module, sums, number, own_loss, autocast=autocast))
+            self.stages.append(Stage(module, sums, number, own_loss, how, own_layers=ranges[number]))
         # Storages of their own: a view would hold all of the data set that it is of.
-        self._inputs, self._targets = (map_tensors(Tensor.clone, part) for part in samples.get(0, 0, 0))
+        self._inputs, self._targets = (map_tensors(Tensor.clone, part) for part in largest_of(samples))
 
     def forward(self, run: RunOp = lambda stage, kind, op: op()) -> list[Nest]:
         """Run F at every stage, and return the output of each."""
@@ -106,28 +109,37 @@ class StageCopies:
         ]
 
 
+def _layer_ranges(stages: Sequence[nn.Module]) -> list[range] | list[None]:
+    """The numbers of the layers of each stage, which workers run one by one; None for all if a stage does not name its layers."""
+    try:
+        bounds = [0, *accumulate(len(layers_of(stage)) for stage in stages)]
+    except Uncuttable:
+        return [None] * len(stages)
+    return [range(*ends) for ends in pairwise(bounds)]
+
+
 def measure_bytes(
     stages: Sequence[nn.Module],
     samples: MicroBatchSource,
     loss: Loss,
-    autocast: torch.dtype | None = None,
+    how: OpOptions = OpOptions(),  # noqa: B008 (it is frozen)
     device: str | None = None,
 ) -> list[StageBytes]:
     """Measure what every stage holds and sends, with one micro-batch and without a clock."""
     with random_state_kept():
-        return StageCopies(stages, samples, loss, 1, autocast=autocast, device=device).measure_bytes()
+        return StageCopies(stages, samples, loss, 1, how=how, device=device).measure_bytes()
 
 
 def measure_layer_activations(
     layers: Sequence[nn.Module],
     samples: MicroBatchSource,
     loss: Loss,
-    autocast: torch.dtype | None = None,
+    how: OpOptions = OpOptions(),  # noqa: B008 (it is frozen)
     device: str | None = None,
 ) -> list[int]:
     """The bytes of activations that each layer of a model adds to its stage; equal ones if layers do not run by themselves."""
     try:
-        return layer_activations(measure_bytes(layers, samples, loss, autocast, device))
+        return layer_activations(measure_bytes(layers, samples, loss, how, device))
     except (UserError, RuntimeError):
         return [1] * len(layers)
 

@@ -93,10 +93,9 @@ class Evaluator:
             inputs, targets = self._data[number]
             received = inputs if self._is_first else received
         targets, seed = targets if self._is_last else None, seed_of(self._seed, "evaluation", number)
-        made = stage.forward(instruction.chain, received, seed, targets, is_split=False, layers=instruction.layers)
-        stage.forget()  # the graph: nothing goes backward
+        made = stage.evaluate(received, seed, targets, instruction.layers)
         if instruction.sends is not None:
-            messages.send(instruction.sends, made)
+            messages.send(instruction.sends, made, has_paths=False)
         if self._is_last:
             losses[number] = made
 
@@ -111,11 +110,16 @@ class Evaluator:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch dropout and the like off in the block; a module that was not training stays as it was."""
-    training = [each for each in module.modules() if each.training]
+    """Switch dropout and the like off in the block; a module that was not training stays as it was.
+
+    torch's transformer layers have other kernels for evaluation, which round otherwise than those of training: they are not used.
+    """
+    training, is_fast = [each for each in module.modules() if each.training], torch.backends.mha.get_fastpath_enabled()
     module.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
         for each in training:
             each.training = True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from recycle.control.decide.messages import READ
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.boundary.nests import Nest
@@ -27,6 +28,9 @@ OnProgress = Callable[[int, str], None]
 """Called when a worker is about to run something in an iteration: an op by its text, or REDUCE or OPTIMIZER."""
 SpeedIn = Callable[[int], float]
 """Returns the speed to which ops of an iteration are slowed on purpose; 1 is their own."""
+
+
+_Samples = tuple[Nest, Nest] | None
 
 
 def _nothing(op: object) -> None:
@@ -64,6 +68,8 @@ class Executor:
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._messages, self._samples, self._seed, self._speed_in = messages, samples, seed, speed_in
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
+        # Of a warm-up, which may be discarded and run again: a reader gives each micro-batch once.
+        self._kept: dict[tuple[int, int], tuple[Nest, Nest]] = {}
 
     def play(
         self,
@@ -93,12 +99,13 @@ class Executor:
         """Run one op: receive its message, compute, send its result. The span is that of the computation."""
         instruction, asked_us = self.instructions[index], now_us()
         received = self._messages.receive(instruction.receives) if instruction.receives is not None else None
+        samples = self._read(iteration, instruction, is_tentative) if instruction.kind is Kind.F else None
         self.settle(AHEAD)
         self.activity.begin(instruction.label)
         start = self.clock.start()
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
-        made = compute(iteration, instruction, received)
+        made = compute(iteration, instruction, received, samples)
         if (speed := self._speed_in(iteration)) < 1:
             self.clock.slowed.slow_down(start, speed, (instruction.kind, instruction.layers))
         self.clock.stop(instruction.label, start, spans, asked_us)
@@ -113,10 +120,24 @@ class Executor:
             self.activity.begin(self.clock.oldest)
             self.clock.settle(most)
 
-    def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Nest) -> Nest:
+    def _read(self, iteration: int, instruction: Instruction, is_tentative: bool) -> tuple[Nest, Nest] | None:
+        """The inputs and targets of a micro-batch, at the first and the last stage; the time that this takes is no op's."""
+        if not (self._is_first or self._is_last):
+            return None
+        key = iteration, instruction.chain
+        if (samples := self._kept.pop(key, None)) is None:
+            self.activity.begin(READ)
+            samples = self._samples.get(iteration, instruction.microbatch.pipeline, instruction.microbatch.index)
+        if is_tentative:
+            self._kept[key] = samples
+        elif self._kept and next(iter(self._kept))[0] < iteration:
+            self._kept.clear()
+        return samples
+
+    def _compute_tentatively(self, iteration: int, instruction: Instruction, received: Nest, samples: _Samples) -> Nest:
         if self.warm_up_error is None:
             try:
-                return self._compute(iteration, instruction, received)
+                return self._compute(iteration, instruction, received, samples)
             except Exception as problem:
                 self.warm_up_error = problem
         return self._messages.zeros(instruction.sends) if instruction.sends is not None else None
@@ -132,12 +153,12 @@ class Executor:
         if message is not None:
             self._messages.post_receive(message)
 
-    def _compute(self, iteration: int, instruction: Instruction, received: Nest) -> Nest:
+    def _compute(self, iteration: int, instruction: Instruction, received: Nest, samples: _Samples) -> Nest:
         # Every I is followed by its W: after the last op of a row nothing is added to the gradient.
         last = self.play_last if instruction is self.instructions[-1] else None
         match instruction.kind:
             case Kind.F:
-                return self._forward(iteration, instruction, received)
+                return self._forward(iteration, instruction, received, samples)
             case Kind.I:
                 return self.stage.backward_input(instruction.chain, received)
             case Kind.B:
@@ -146,11 +167,10 @@ class Executor:
                 self.stage.backward_weight(instruction.chain, last)
                 return None
 
-    def _forward(self, iteration: int, instruction: Instruction, received: Nest) -> Nest:
-        chain, pipeline, index = instruction.chain, instruction.microbatch.pipeline, instruction.microbatch.index
-        targets = None
-        if self._is_first or self._is_last:
-            inputs, targets = self._samples.get(iteration, pipeline, index)
+    def _forward(self, iteration: int, instruction: Instruction, received: Nest, samples: _Samples) -> Nest:
+        chain, targets = instruction.chain, None
+        if samples is not None:
+            inputs, targets = samples
             received = inputs if self._is_first else received
         assert received is not None
         seed = seed_of(self._seed, iteration, chain)

@@ -5,7 +5,7 @@ it confirms the gradient that it holds, or takes back its last step, so that all
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from torch import Tensor
@@ -68,6 +68,10 @@ class StageState:
         elsewhere = counted_elsewhere(ties, stage.number, stage.module)
         self._counts = [id(parameter) not in elsewhere for parameter in stage.parameters()]
 
+    def scale_loss(self) -> None:
+        """Have the backward passes of the next step use the scale of the loss, now that all steps before it are confirmed."""
+        self.stage.scale_loss(self.stepper.loss_scale)
+
     def can_step_ahead(self, num_parameters: int) -> bool:
         """Whether the first parameters can be stepped before the gradient of the others is known."""
         return self.stepper.can_step_in_parts and not any(self._counts[num_parameters:])
@@ -98,6 +102,11 @@ class StageState:
         """The spans of the iteration that awaits its verdict: a list that may still get some."""
         assert self._unconfirmed is not None
         return self._unconfirmed.spans
+
+    @property
+    def is_settled_later(self) -> bool:
+        """Whether the step that awaits its verdict was tried, and will be computed again when it is settled."""
+        return self._unconfirmed is not None and self._unconfirmed.is_tried and self.stepper.is_lean
 
     def _means(self, first: int = 0, end: int | None = None) -> Sequence[Tensor | None]:
         return self.stage.sums.means(self._shape.num_chains, first, end)
@@ -142,16 +151,18 @@ class StageState:
         return was_right
 
     def judge(self, ballot: Ballot) -> StepVerdict:
-        return judge_step(ballot.norms, self._max_norm)
+        """The verdict on the iteration that is held."""
+        return replace(judge_step(ballot.norms, self._max_norm), loss_scale=self.stepper.loss_scale)
 
     def confirm(self, ballot: Ballot, on_applied: OnApplied) -> bool:
         """Report the iteration, after its step by the verdict if that is still to be done; return whether no guess was wrong."""
         held = self._unconfirmed
         assert held is not None
-        was_right = held.is_done or self.apply(ballot)
+        was_right, verdict = held.is_done or self.apply(ballot), self.judge(ballot)
         self._unconfirmed = None
         self.stage.sums.clear()
-        on_applied(held.iteration, held.losses, held.spans, self.judge(ballot))
+        self.stepper.follow_verdict(verdict)
+        on_applied(held.iteration, held.losses, held.spans, verdict)
         return was_right
 
     def progress(self) -> ProgressReport:

@@ -106,13 +106,14 @@ class Trainer:
                 self._step_late()
                 ballot, self._pauses_next = self._end_vote()
                 played = self._warm_up
-                if not self._confirm(ballot, on_applied):
+                if not self._confirm(ballot, on_applied, spans):
                     self.executor.settle()
                     spans[:] = [replace(span, is_discarded=True) for span in spans]
                     self._discard_warm_up()
                     played = 0
                 elif self.executor.warm_up_error is not None:
                     raise self.executor.warm_up_error
+            self.state.scale_loss()  # no op before this one goes backward
             self.executor.play(iteration, played, len(self.executor.instructions), spans)
             self.executor.settle()
             if self._finish(iteration, spans, on_applied):
@@ -125,7 +126,7 @@ class Trainer:
         self._step_late()
         if self._vote is not None:
             ballot, self._pauses_next = self._end_vote()
-            self._confirm(ballot, on_applied)
+            self._confirm(ballot, on_applied, self.state.held_spans)
         self._transport.messages.flush()
         return not (pauses_at_end and self._pauses_next)
 
@@ -159,7 +160,7 @@ class Trainer:
             return False
         ballot, is_pause = self._end_vote()
         self._step(iteration, partial(self.state.apply, ballot), spans)
-        self._confirm(ballot, on_applied)
+        self._confirm(ballot, on_applied, spans)
         return is_pause or self._pauses_next
 
     def _before(self, instruction: Instruction) -> None:
@@ -210,9 +211,13 @@ class Trainer:
         *norms, pause = vote.values.tolist()
         return Ballot(vote.iteration, tuple(norms)), pause > 0
 
-    def _confirm(self, ballot: Ballot, on_applied: OnApplied) -> bool:
+    def _confirm(self, ballot: Ballot, on_applied: OnApplied, spans: list[Span]) -> bool:
+        """Confirm the step that is held; `spans` are those of the iteration whose time it takes to compute a lean step again."""
+        scale = self.state.judge(ballot).scale
+        self._was_scaled, was_right = scale not in (None, 1.0), scale == 1.0
+        if self.state.is_settled_later and was_right:
+            self._step(ballot.iteration, partial(self.state.apply, ballot), spans)
         self.executor.clock.settle_spans(self.state.held_spans)
-        self._was_scaled = self.state.judge(ballot).scale not in (None, 1.0)
         return self.state.confirm(ballot, on_applied)
 
     def _step(self, iteration: int, step: Callable[[], object], spans: list[Span]) -> None:

@@ -16,7 +16,7 @@ from recycle.control.drift.message_times import MessageStamp
 from recycle.core.cluster import Worker
 from recycle.core.errors import Unsendable
 from recycle.core.op import Kind
-from recycle.runtime.boundary.boundary_spec import BoundarySpec, PackedTensors, TensorSpec
+from recycle.runtime.boundary.boundary_spec import PackedTensors, TensorSpec
 from recycle.runtime.boundary.nests import Nest, tensors_in
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.links.stamped_body import clock_us
@@ -60,23 +60,24 @@ class MessageQueue:
         self._counter = count()
         self._posted: dict[TensorMessage, Posted] = {}
 
-    def send(self, message: TensorMessage, nest: Nest) -> None:
-        """Send without waiting for the receiver."""
+    def send(self, message: TensorMessage, nest: Nest, has_paths: bool = True) -> None:
+        """Send without waiting for the receiver. Without `has_paths`, nothing goes back, and no tensor has a gradient path."""
         tensors, packed = list(tensors_in(nest)), self._spec.packed(message.kind, message.stage)
-        self._refuse_other_spec(message, nest, tensors, packed)
+        self._refuse_other_spec(message, nest if has_paths else None, tensors, packed)
         posted = self._carrier.post_send(message, packed.pack(tensors, self._carrier.device), self.round)
         heappush(self._sent[message.receiver], ((self.round, message.taken_at), next(self._counter), posted))
 
     def _refuse_other_spec(self, message: TensorMessage, nest: Nest, tensors: Sequence[Tensor], packed: PackedTensors) -> None:
-        """The receiver has allocated the tensors that the first micro-batch of the job had."""
+        """The receiver has allocated the tensors that the first micro-batch of the job had; those of a nest have paths, too."""
         made = tuple(map(TensorSpec.of, tensors))
-        if made != packed.tensors:
-            raise Unsendable(
-                f"{message.sender} made {_listed(made)} for {message.receiver}, but the first "
-                f"micro-batch made {_listed(packed.tensors)}: all must be alike; pad or cut the samples"
-            )
         boundary = self._spec.boundary(message.kind, message.stage)
-        if message.kind is Kind.F and not boundary.is_one_tensor and BoundarySpec.of(nest) != boundary:
+        if not packed.fits(made):
+            what = "the largest micro-batch has" if boundary.varies else "the first micro-batch made"
+            raise Unsendable(
+                f"{message.sender} made {_listed(made)} for {message.receiver}, but {what} {_listed(packed.tensors)}: "
+                f"{'none may be larger' if boundary.varies else 'all must be alike'}; pad or cut the samples"
+            )
+        if nest is not None and message.kind is Kind.F and not boundary.is_one_tensor and not boundary.is_alike(nest):
             raise Unsendable(
                 f"{message.sender} made the same tensors for {message.receiver} as in the first micro-batch, but in another "
                 "structure, or with other gradient paths: all must be alike"

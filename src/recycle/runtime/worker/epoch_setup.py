@@ -12,6 +12,7 @@ from recycle.control.drift.message_times import MessageTimer
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.row_programs import RowProgram
 from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.evaluation import Evaluator
@@ -48,8 +49,9 @@ def make_stage_state(
     sums = make_sums(module.parameters(), spec.shape.num_chains, options.is_exact, options.sum_dtype, device)
     loss = spec.loss if stage == spec.shape.num_stages - 1 else None
     own_layers = spec.layers.ranges[stage] if spec.layers is not None else None
-    made = Stage(module, sums, stage, loss, options.autocast, device, own_layers)
-    stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule, options.has_lean_steps)
+    carries_loss = stage in spec.boundaries and spec.boundaries[stage].carries_loss
+    made = Stage(module, sums, stage, loss, options.ops, device, own_layers, carries_loss)
+    stepper = Stepper(made.parameters(), spec.make_optimizer, options.schedule, options.has_lean_steps, options.used_loss_scale)
     return StageState(made, stepper, spec.shape, spec.ties, options.max_norm, num_steps, last_ballot)
 
 
@@ -100,8 +102,9 @@ def make_trainer(
     on_progress: OnProgress = lambda iteration, label: None,
     activity: Activity | None = None,
     speed_in: SpeedIn = lambda iteration: 1.0,
+    samples: MicroBatchSource | None = None,
 ) -> Trainer:
-    """The trainer of a worker in one epoch, on the state of its stage."""
+    """The trainer of a worker in one epoch, on the state of its stage. It reads `samples`, or the job's micro-batches itself."""
     num_stages, seed = spec.shape.num_stages, spec.options.seed
     executor = Executor(
         view.worker,
@@ -109,7 +112,7 @@ def make_trainer(
         num_stages,
         state.stage,
         transport.messages,
-        spec.microbatches,
+        samples or spec.microbatches,
         seed,
         on_progress,
         activity,

@@ -12,12 +12,13 @@ from recycle.control.drift.op_pace import op_class, pace_of
 from recycle.core.cluster import Worker
 from recycle.core.errors import FileProblem
 from recycle.core.layers import StageLayers
-from recycle.runtime.checkpoint.files import MANIFEST, parse_checkpoint, read_checkpoint, stage_file, step_folder
+from recycle.runtime.checkpoint.files import MANIFEST, Checkpoint, parse_checkpoint, read_checkpoint, stage_file, step_folder
 from recycle.runtime.checkpoint.resume import Loaded, load_stage, put_stage
 from recycle.runtime.checkpoint.tensor_file import read_tensors
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import state_checksum
+from recycle.runtime.data.stream_batches import StreamBatches, positions_from_json, positions_to_json
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import Span, columns_of, now_us
 from recycle.runtime.execute.stage_state import StageState
@@ -210,16 +211,23 @@ class LocalStage:
         module, optimizer = self.state.stage.module, self.state.stepper.optimizer
         if file_transfer is None:
             checkpoint = read_checkpoint(folder, checks_sizes=False)
+            self._keep_positions(checkpoint)
             load_stage(checkpoint, self.number, module, optimizer, self._pulse, self._spec.layers)
             return
         name = f"{folder.name}/{MANIFEST}"
         checkpoint = parse_checkpoint(folder, file_transfer.download(name, lambda stream, size: stream.read(size), self._pulse))
+
+        self._keep_positions(checkpoint)
 
         def read(number: int) -> Loaded:
             name = f"{folder.name}/{stage_file(number)}"
             return file_transfer.download(name, partial(read_tensors, source=name), self._pulse)
 
         put_stage(checkpoint, read, self.number, module, optimizer, self._spec.layers)
+
+    def _keep_positions(self, checkpoint: Checkpoint) -> None:
+        if isinstance(self._spec.microbatches, StreamBatches):
+            self._spec.microbatches.restart(positions_from_json(checkpoint.positions))
 
     def _pulse(self, num_bytes: int) -> None:
         if not self._goes_on(num_bytes > 0):
@@ -257,11 +265,18 @@ class LocalStage:
             ran = ran.without_text()
         ops = [span for span in spans if span.label in self._op_classes and not span.is_discarded]
         pace = pace_of((self._op_classes[span.label], span.end_us - span.start_us) for span in ops)
-        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, pace, self.timer.take()))
+        times = pace, self.timer.take()
+        positions = self._positions_at(iteration + 1) if is_due else {}
+        self._report(IterationApplied(self.place, iteration, losses, ran, verdict, checksum, *times, positions))
         if self._writes_checkpoints and is_due:
             self._activity.begin(SAVE)
             self._save(iteration + 1, is_last=iteration + 1 == self._spec.num_steps)
             self._on_saved(iteration)
+
+    def _positions_at(self, num_steps: int) -> Mapping[str, Mapping[str, str]]:
+        """The positions in the streams of the job that this worker knows, in their JSON form."""
+        source = self._spec.microbatches
+        return positions_to_json(source.positions_at(num_steps)) if isinstance(source, StreamBatches) else {}
 
     def _save(self, num_steps: int, is_last: bool) -> None:
         assert self._writer is not None

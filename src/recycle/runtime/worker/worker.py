@@ -31,6 +31,7 @@ from recycle.host.process_title import set_title
 from recycle.host.stop_signals import stop_signals
 from recycle.runtime.compute.activation_memory import ActivationMeter
 from recycle.runtime.compute.state_digests import stage_digest
+from recycle.runtime.data.read_ahead import LoaderDied
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.execute.trainer import Trainer
 from recycle.runtime.transport.gpu.nccl import prepare_process
@@ -42,6 +43,7 @@ from recycle.runtime.worker.device import may_use_nccl, select_device, warm_up
 from recycle.runtime.worker.epoch_setup import connect, make_trainer, partners_of, worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector
 from recycle.runtime.worker.local_stage import CannotLoad, LocalStage
+from recycle.runtime.worker.worker_data import WorkerData
 from recycle.runtime.worker.worker_reports import WorkerCrashed, WorkerFinished, WorkerWarned
 from recycle.runtime.worker.worker_spec import WorkerSpec
 
@@ -106,6 +108,7 @@ class _WorkerProcess:
         self._spec: WorkerSpec
         self._injector: FaultInjector
         self._stage: LocalStage | None = None
+        self._data: WorkerData | None = None
         self._last_left_epoch = -1
         self._control = ControlThread(endpoint, place, self._num_steps, say, interface)
 
@@ -126,6 +129,7 @@ class _WorkerProcess:
             warm_up(self._spec.options, self._device_number())
             self._injector = FaultInjector(self._injections, self._spec.deaths)
             on_saved = partial(self._injector.on_progress, label=CHECKPOINT)
+            self._data = WorkerData(self._spec, self._control, self._set_device)
             self._stage = LocalStage(self._spec, self._preferred_place, self._control, on_saved)
             gc.freeze()  # a full collection that looks at modules and stages would stop all that wait for this worker
             self._control.report_ready()
@@ -143,6 +147,9 @@ class _WorkerProcess:
             self._report_crash(str(problem), problem)
         except Exception:
             self._report_crash(traceback.format_exc(), None)
+        finally:
+            if self._data is not None:
+                self._data.end()
         # Not after an error: the coordinator kills who closes its connection, and the exit code would be lost.
         self._control.client.close()
 
@@ -227,6 +234,9 @@ class _WorkerProcess:
                 return
         except TransportBroken as problem:
             reason, unreachable = str(problem), problem.unreachable
+        except LoaderDied as problem:  # a fault of this machine: others can read the same data
+            self._control.report(WorkerWarned(Worker.parse(start.place), f"{start.place} ends: {problem}"))
+            raise CannotLoad(str(problem)) from None
         self._leave_epoch(start.epoch, stage, reason, unreachable)
 
     def _set_up(self, start: StartEpoch, stage: LocalStage) -> Trainer:
@@ -238,8 +248,15 @@ class _WorkerProcess:
         self._say(f"{view.worker} in epoch {start.epoch}, of {len(view.workers)} workers, from step {start.iteration + 1} on")
         stage.move_to(view, start, self._set_device())
 
+        data = self._data
+        assert data is not None
+        reads = place, program.instructions, start.iteration if not start.only_saves else self._spec.num_steps
+        if not data.reads_streams:  # samples are made while workers connect
+            data.begin(*reads)
+
         def make_transport(store: Rendezvous) -> Transport:
             meet(store, view, self._control.link_address())
+            data.exchange_positions(store, view)
             self._injector.find_link_ends(store, view.worker, self._preferred_place)
             device, address = self._set_device(), self._control.own_address
             watched = self._control.activity, stage.timer, self._injector.delay_s_to
@@ -252,7 +269,9 @@ class _WorkerProcess:
         stage.set_program(program.instructions)
         self._injector.instructions, self._injector.parameters = program.instructions, list(stage.state.stage.parameters())
         activity, on_progress = self._control.activity, self._injector.on_progress
-        trainer = make_trainer(stage.spec, program, view, stage.state, transport, on_progress, activity, self._injector.speed_in)
+        samples = data.reader() if not data.reads_streams else data.begin(*reads)
+        told = on_progress, activity, self._injector.speed_in
+        trainer = make_trainer(stage.spec, program, view, stage.state, transport, *told, samples)
         regrouped_us = now_us()
         if start.transfers or str(view.worker) in {*start.sources, *start.sources.values()}:
             self._injector.on_transfer(start.iteration)
@@ -281,6 +300,8 @@ class _WorkerProcess:
         """Leave an epoch, and report the progress of this worker."""
         self._last_left_epoch = epoch
         self._control.activity.end()
+        assert self._data is not None
+        self._data.end()
         transport, trainer = self._control.leave_epoch()
         if trainer is not None:
             trainer.executor.reset()
@@ -297,14 +318,17 @@ class _WorkerProcess:
     def _finish(self, start: StartEpoch, stage: LocalStage, trainer: Trainer) -> None:
         """Report that all steps are done, and stay, since another worker may still be lost."""
         assert stage.place is not None
+        assert self._data is not None
         self._control.activity.begin(FINISH)
+        self._data.end()
         stage.finish_checkpoints(start)
         sha256, peak_bytes = (
             stage_digest(trainer.executor.stage.module, self._spec.layers is not None),
             _peak_bytes(self._spec.options.device),
         )
         self._control.activity.end()
-        sizes = peak_bytes, trainer.activation_bytes, start.epoch, trainer.state.held_bytes
+        waits = self._data.waited_us, self._data.trained_us
+        sizes = peak_bytes, trainer.activation_bytes, start.epoch, trainer.state.held_bytes, *waits
         self._control.report_finished(WorkerFinished(stage.place, sha256, *sizes))
 
 

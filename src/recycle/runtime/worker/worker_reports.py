@@ -20,7 +20,8 @@ class IterationApplied:
     """A worker has applied an iteration for good: its losses by chain (last stage only), what it ran, the verdict.
 
     `checksum` is that of its weights and optimizer state, if peers compare them after this iteration. `pace` says how long its
-    ops took, and `lags`, by sender, how long messages were on their way, in a few numbers.
+    ops took, and `lags`, by sender, how long messages were on their way, in a few numbers. `positions` are those in the streams
+    that it reads, if a checkpoint is due.
     """
 
     worker: Worker
@@ -31,6 +32,7 @@ class IterationApplied:
     checksum: str = ""
     pace: Pace = field(default_factory=dict)
     lags: Mapping[str, LinkLag] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ class EvaluationDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished:
-    """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state."""
+    """A worker has done all its steps in an epoch: the digest of its weights, its peak memory, and the memory of its state.
+
+    In `trained_us` of all its epochs its ops waited `data_wait_us` for data.
+    """
 
     worker: Worker
     digest: str
@@ -64,6 +69,8 @@ class WorkerFinished:
     activation_bytes: int
     epoch: int
     static_bytes: int = 0
+    data_wait_us: int = 0
+    trained_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ _TO_JSON: dict[str, Callable[[Any], Any]] = {
     "worker": str,
     "losses": lambda losses: [[chain, loss] for chain, loss in losses.items()],
     "ran": astuple,
-    "verdict": lambda verdict: [verdict.norm, verdict.scale],
+    "verdict": astuple,
     "problem": lambda problem: [type(problem).__name__, str(problem)] if problem is not None else None,
 }
 

@@ -6,24 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import UserError
-from recycle.sim.advise.choices import SystemChoice, job_of, spare_workers, system_of
+from recycle.sim.advise.choice_facts import ChoiceFacts
+from recycle.sim.advise.choices import SystemChoice
 from recycle.sim.advise.evaluations import Tick, evaluations
-from recycle.sim.advise.memory_needs import depths_of, memory_bytes
 from recycle.sim.advise.question import ClusterQuestion, to_plain
 from recycle.sim.advise.search import NUM_ALTERNATIVES, FoundChoice, GroupResult, SearchResult, search
 from recycle.sim.advise.verdict import Crossing, Sensitivity, sensitivity
-from recycle.sim.policy import Members
 
 _MOST_RIVALS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceFacts:
-    """How a choice lays the job out: the depths of its pipelines, and the memory of the fullest GPU without failures."""
-
-    depths: tuple[int, ...]
-    memory_bytes: int
-    spare_gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +32,9 @@ class Advice:
         """The fault-free throughput of the fastest of all choices that were simulated to the end."""
         return max(one.fault_free for one in self.found.ranked)
 
-    def tokens_per_s(self, one: FoundChoice) -> float:
-        return one.runs.mean * self.question.model.sequence
+    def throughput(self, one: FoundChoice) -> float:
+        """Tokens a second, or samples if their tokens are not known."""
+        return one.runs.mean * self.question.units_per_sample
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,13 +54,13 @@ class Advice:
         }
 
     def _choice_json(self, one: FoundChoice) -> dict[str, Any]:
-        facts, sequence = self.facts[one.choice], self.question.model.sequence
+        facts, known_tokens = self.facts[one.choice], self.question.model.sequence > 0
         return {
             **one.choice.to_json(),
             "spare_gpus": facts.spare_gpus,
             "memory_bytes": facts.memory_bytes,
             "samples_per_s": round(one.runs.mean, 6),
-            "tokens_per_s": round(one.runs.mean * sequence, 3),
+            "tokens_per_s": round(self.throughput(one), 3) if known_tokens else None,
             "interval_90": [round(one.runs.mean + sign * one.runs.half_width, 6) for sign in (-1, 1)],
             "fault_free_samples_per_s": round(one.fault_free, 6),
             "goodput": round(one.runs.mean / one.fault_free, 6),
@@ -109,9 +100,8 @@ def advise(
             )
         first, alternatives = found.ranked[0], _alternatives(found.ranked)
         changes = sensitivity(question, first.choice, _rivals(found, alternatives), known)
-    shown = [first, *alternatives, *(group.best for group in found.groups.values() if group.best)]
-    tick("measuring memory", 0)
-    facts = {one.choice: _facts(question, one.choice, folder) for one in shown}
+        shown = [first, *alternatives, *(group.best for group in found.groups.values() if group.best)]
+        facts = known.facts(question, list(dict.fromkeys(one.choice for one in shown)), "measuring memory")
     return Advice(question, first, alternatives, found, facts, changes)
 
 
@@ -144,11 +134,3 @@ def _rivals(found: SearchResult, alternatives: Sequence[FoundChoice]) -> list[Sy
             rivals.append(one.choice)
             known.add(one.choice.system)
     return rivals
-
-
-def _facts(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> ChoiceFacts:
-    job = job_of(question, choice)
-    state = system_of(question, choice, folder).begin(Members(choice.shape, frozenset(choice.shape.workers()))).state
-    depths = depths_of(job, choice.system, state)
-    gpus = spare_workers(question, choice) * choice.tensor_parallel * question.context_parallel
-    return ChoiceFacts(depths, memory_bytes(question, choice, depths), gpus)

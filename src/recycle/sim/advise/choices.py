@@ -35,6 +35,8 @@ NOT_TO_CHOOSE = (
 # the last one may keep the shape.
 CUTS_BY_ITSELF = ("oobleck", "varuna", "odyssey")
 _FREE_OF_SHAPE = ("oobleck", "varuna")
+# These run the ops of the job in its shape, so that the bound of its period is theirs, too.
+BOUND_TO_SHAPE = ("recycle", "replica-drop", "checkpoint-restart")
 ELASTIC = "recycle"
 # A plan with cuts takes seconds for so many micro-batches times stages, and far longer for more: there ReCycle re-routes only.
 MOST_CUT_STEPS = 20_000
@@ -63,8 +65,10 @@ class SystemChoice:
         return f"{self.system} {size} t{self.tensor_parallel} k{self.shared_layers}"
 
     def is_same_layout(self, other: "SystemChoice") -> bool:
-        """Whether the two differ in shared layers only."""
-        return (self.system, self.shape, self.tensor_parallel) == (other.system, other.shape, other.tensor_parallel)
+        """Whether the two differ in shared layers only, or, if the system lays its pipelines out by itself, in a few workers."""
+        if (self.group, self.tensor_parallel) != (other.group, other.tensor_parallel):
+            return False
+        return self.shape == other.shape or self.system.startswith(_FREE_OF_SHAPE)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,15 +117,12 @@ def shapes_that_fit(question: ClusterQuestion) -> Iterator[tuple[Shape, int, int
     """Yield each shape that fits in the memory, its tensor-parallel degree, and its idle servers."""
     # More servers are never away at a time, so that more spares are never used.
     most_spare = max(question.dead_shares)
-    degree = 1
-    while degree * question.context_parallel <= question.gpus_per_server:
+    for degree in question.tensor_parallel_degrees:
         each = workers_per_server(question, degree)
-        if each * degree * question.context_parallel == question.gpus_per_server:
-            for num_stages in range(1, min(question.model.num_layers, question.num_servers * each) + 1):
-                if _fits(question, num_stages, degree):
-                    for shape, spare in _widths(question, num_stages, question.num_servers * each, most_spare * each):
-                        yield shape, degree, spare // each
-        degree *= 2
+        for num_stages in range(1, min(question.model.num_layers, question.num_servers * each) + 1):
+            if _fits(question, num_stages, degree):
+                for shape, spare in _widths(question, num_stages, question.num_servers * each, most_spare * each):
+                    yield shape, degree, spare // each
 
 
 def _widths(question: ClusterQuestion, num_stages: int, num_workers: int, most_spare: int) -> Iterator[tuple[Shape, int]]:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.events.record import Spell
 from recycle.core.files import read_json, write_text
 from recycle.host.process_pool import process_pool, submit
+from recycle.sim.advise.choice_facts import ChoiceFacts, choice_facts
 from recycle.sim.advise.choices import SystemChoice, system_of, workers_per_server
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.advise.upper_bounds import Refined, refined_rate, shared_bound
@@ -27,6 +28,10 @@ from recycle.sim.campaign.trace_simulation import simulate_trace
 
 FORMAT, VERSION = "recycle-advice-cache", 1
 _STATES = ("train", "redo", "checkpoint", "pause", "down")
+
+_Case = tuple[ClusterQuestion, SystemChoice]
+_Key = tuple[str, str]
+"""The digest of a question, and the name of an evaluation."""
 
 Tick = Callable[[str, int], None]
 """Called with what is being done, and the number of evaluations so far."""
@@ -52,11 +57,11 @@ class SimulatedRuns:
 def simulate_choice(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> SimulatedRuns:
     """Simulate a choice over every trace of the question."""
     system, shape = system_of(question, choice, folder), choice.shape
-    each = workers_per_server(question, choice.tensor_parallel)
+    each, hang_us = workers_per_server(question, choice.tensor_parallel), question.constants.hang_us_of(choice.system)
     rates, times = [], dict.fromkeys(_STATES, 0)
     for seed in question.seeds:
         trace = question.trace(shape.num_pipelines, shape.num_stages, seed, each)
-        record = simulate_trace(system, trace, shape, question.constants.ready_us)
+        record = simulate_trace(system, trace, shape, question.constants.ready_us, hang_us)
         spells = [event for event in record if isinstance(event, Spell)]
         rates.append(round(sum(spell.samples for spell in spells) * 1e6 / trace.end_us, 9))
         for spell in spells:
@@ -87,9 +92,17 @@ class Evaluations:
         return [Refined(**one) for one in found]
 
     def simulate(self, cases: Sequence[tuple[ClusterQuestion, SystemChoice]], doing: str) -> list[SimulatedRuns]:
+        before = self.num_simulated
         found = self._get("runs", simulate_choice, cases, doing)
-        self.num_simulated += len(cases)
+        self.num_simulated = before + len(cases)  # those that were known before among them
         return [SimulatedRuns(tuple(one["rates"]), one["shares"]) for one in found]
+
+    def facts(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> dict[SystemChoice, ChoiceFacts]:
+        """The layout and the memory of each choice."""
+        found = self._get("facts", choice_facts, [(question, choice) for choice in choices], doing)
+        return {
+            choice: ChoiceFacts(**{**one, "depths": tuple(one["depths"])}) for choice, one in zip(choices, found, strict=True)
+        }
 
     def _get(
         self,
@@ -104,18 +117,20 @@ class Evaluations:
             if key[1] not in self._answers(key[0]):
                 missing[key] = case
         self._tick(doing, self.num_simulated)
-        started = {key: self._start(function, question, choice) for key, (question, choice) in missing.items()}
-        for (digest, name), result in started.items():
-            self._known[digest][name] = asdict(result())
+        for number, ((digest, name), result) in enumerate(self._results(function, missing), start=1):
+            self._known[digest][name] = asdict(result)
             self._save(digest)
-            self._tick(doing, self.num_simulated)
+            self.num_simulated += what == "runs"
+            self._tick(f"{doing}: {number} of {len(missing)}", self.num_simulated)
         return [self._known[digest][name] for digest, name in keys]
 
-    def _start(self, function: Callable[..., Any], question: ClusterQuestion, choice: SystemChoice) -> Callable[[], Any]:
+    def _results(self, function: Callable[..., Any], cases: Mapping[_Key, _Case]) -> Iterator[tuple[_Key, Any]]:
+        """Yield each result as soon as it is there, so that an interrupted call has lost only what was under way."""
         if self._pool is None:
-            return lambda: function(question, choice, self._folder)
-        future: Future[Any] = submit(self._pool, function, question, choice, self._folder)
-        return future.result
+            yield from ((key, function(*case, self._folder)) for key, case in cases.items())
+            return
+        futures = {submit(self._pool, function, *case, self._folder): key for key, case in cases.items()}
+        yield from ((futures[future], future.result()) for future in as_completed(futures))
 
     def _answers(self, digest: str) -> dict[str, dict[str, Any]]:
         """What is known of a question; an unreadable file counts as empty."""
@@ -144,6 +159,8 @@ def _checked(name: str, one: Any) -> dict[str, Any]:
     """An evaluation as it was written; raises TypeError or ValueError if it is not one."""
     if name.startswith(("bound ", "step ")):
         return asdict(Refined(float(one["most"]), float(one["fault_free"]), str(one["problem"])))
+    if name.startswith("facts "):
+        return asdict(ChoiceFacts(tuple(map(int, one["depths"])), int(one["memory_bytes"]), int(one["spare_gpus"])))
     rates = [float(rate) for rate in one["rates"]]
     if not rates or not all(math.isfinite(rate) and rate >= 0 for rate in rates):
         raise ValueError(f"{name} has no usable rates")

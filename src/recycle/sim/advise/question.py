@@ -2,7 +2,8 @@
 
 Servers fail, not workers: a server of `gpus_per_server` GPUs leaves as a whole, and is back after its repair. A server has its
 own stream of random numbers, so that the same servers fail at the same times whatever the shape, the system or the number of
-spares: differences between choices are not differences of luck.
+spares: differences between choices are not differences of luck. With a failure model, too: whatever fails, a GPU or a process,
+takes its server along, and a rack takes all its servers.
 """
 
 import hashlib
@@ -14,11 +15,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from recycle.core.errors import UserError
-from recycle.core.events.trace import Trace, live_counts
+from recycle.core.events.trace import Change, Trace, live_counts
 from recycle.core.release import source_digest
 from recycle.planner.profiles.catalog import GpuSpec, ModelSpec
 from recycle.sim import failure_traces
 from recycle.sim.campaign.spares import spare_names, with_spares
+from recycle.sim.failure_model import FailureModel
+from recycle.sim.measured_model import MeasuredDevice, MeasuredModel
 from recycle.sim.systems.constants import Constants
 
 DAY_US = 86_400_000_000
@@ -44,14 +47,15 @@ class ClusterQuestion:
             micro-batches.
         mtbf_us: How long a server runs until it fails, in the mean.
         repair_us: How long a failed server is away.
+        failures: If given, failures are drawn from this model, and the two times before are its means.
         days, num_seeds: How long is simulated, and how often with other failures.
         context_parallel: Groups of a worker's GPUs that divide every sequence.
         memory_reserve: The share of a GPU's memory that no choice may plan with: the CUDA context, buffers of communication and
             fragmentation take it, which estimates do not know.
     """
 
-    model: ModelSpec
-    gpu: GpuSpec
+    model: ModelSpec | MeasuredModel
+    gpu: GpuSpec | MeasuredDevice
     num_gpus: int
     batch: int
     mtbf_us: int
@@ -64,6 +68,7 @@ class ClusterQuestion:
     batch_tolerance: float = 0.02
     context_parallel: int = 1
     memory_reserve: float = 0.0
+    failures: FailureModel | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus_per_server <= 1024:
@@ -88,9 +93,27 @@ class ClusterQuestion:
                 f"the context-parallel degree is {self.context_parallel}, but a worker's GPUs are in one server of "
                 f"{self.gpus_per_server}"
             )
+        if isinstance(self.model, MeasuredModel) and self.context_parallel > 1:
+            raise UserError(f"the context-parallel degree is {self.context_parallel}, but a measured worker is one device")
 
     @property
-    def planned_gpu(self) -> GpuSpec:
+    def tensor_parallel_degrees(self) -> tuple[int, ...]:
+        """The numbers of GPUs that a worker may have, all in one server; a measured worker is a device."""
+        most = 1 if isinstance(self.model, MeasuredModel) else self.gpus_per_server // self.context_parallel
+        powers = (1 << exponent for exponent in range(most.bit_length()))
+        return tuple(degree for degree in powers if self.gpus_per_server % (degree * self.context_parallel) == 0)
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts: tokens, or samples if a measured model does not know their tokens."""
+        return "tokens" if self.model.sequence else "samples"
+
+    @property
+    def units_per_sample(self) -> int:
+        return self.model.sequence or 1
+
+    @property
+    def planned_gpu(self) -> GpuSpec | MeasuredDevice:
         """The GPU with the memory that a choice may plan with."""
         return replace(self.gpu, memory_bytes=int(self.gpu.memory_bytes * (1 - self.memory_reserve)))
 
@@ -132,11 +155,13 @@ class ClusterQuestion:
 
     def with_failures(self, factor: float) -> "ClusterQuestion":
         """The same, but servers fail `factor` times as often."""
-        return replace(self, mtbf_us=round(self.mtbf_us / factor))
+        failures = self.failures and self.failures.times(factor)
+        return replace(self, mtbf_us=round(self.mtbf_us / factor), failures=failures)
 
     def with_repairs(self, factor: float) -> "ClusterQuestion":
         """The same, but repairs take `factor` times as long."""
-        return replace(self, repair_us=round(self.repair_us * factor))
+        failures = self.failures and self.failures.repairs_times(factor)
+        return replace(self, repair_us=round(self.repair_us * factor), failures=failures)
 
     def with_pauses(self, system: str, factor: float) -> "ClusterQuestion":
         """The same, but every pause of a recovery of `system` is `factor` times as long."""
@@ -182,8 +207,26 @@ class ClusterQuestion:
         assert num_spares >= 0, f"{len(names)} workers do not fit on {self.num_servers} servers of {workers_per_server}"
         spares = spare_names(num_spares)
         nodes = (*names, *spares)
-        trace = failure_traces.rack_trace(nodes, workers_per_server, self.mtbf_us, self.end_us, seed, self.repair_us)
+        if self.failures is None:
+            trace = failure_traces.rack_trace(nodes, workers_per_server, self.mtbf_us, self.end_us, seed, self.repair_us)
+        else:
+            servers = _server_trace(self.failures, self.num_servers, self.gpus_per_server, self.end_us, seed)
+            trace = _trace_of_workers(servers, nodes, workers_per_server)
         return with_spares(trace, len(names), spares)
+
+
+@lru_cache(maxsize=64)
+def _server_trace(model: FailureModel, num_servers: int, gpus_per_server: int, end_us: int, seed: int) -> Trace:
+    """The servers that leave and return; kept, because shapes share their failures."""
+    return failure_traces.model_trace(model, failure_traces.node_names(num_servers), gpus_per_server, end_us, seed)
+
+
+def _trace_of_workers(servers: Trace, nodes: tuple[str, ...], workers_per_server: int) -> Trace:
+    """The trace of the workers, which fill the servers in order."""
+    names = servers.initial
+    held = {server: nodes[at * workers_per_server : (at + 1) * workers_per_server] for at, server in enumerate(names)}
+    changes = (replace(change, node=node) for change in servers.later for node in held[change.node])
+    return Trace((*(Change(0, True, node) for node in nodes), *changes), servers.end_us)
 
 
 def screened_days(num_servers: int, mtbf_us: int, repair_us: int) -> float:
@@ -194,7 +237,7 @@ def screened_days(num_servers: int, mtbf_us: int, repair_us: int) -> float:
 
 def to_plain(question: ClusterQuestion) -> dict[str, Any]:
     """The question as values of JSON."""
-    return json.loads(json.dumps(asdict(question)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(asdict(question), default=lambda scope: scope.value))  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from recycle.sim.advise.choices import SystemChoice, all_choices, is_planned
+from recycle.sim.advise.choices import BOUND_TO_SHAPE, SystemChoice, all_choices, is_planned
 from recycle.sim.advise.evaluations import Evaluations, SimulatedRuns
 from recycle.sim.advise.question import ClusterQuestion
-from recycle.sim.advise.upper_bounds import BOUND_TO_SHAPE, Refined, expected_rate, first_bound
+from recycle.sim.advise.upper_bounds import Refined, expected_rate, first_bound
 
 MARGIN, FINAL_MARGIN = 0.002, 0.005
 MOST_FINALISTS = 8

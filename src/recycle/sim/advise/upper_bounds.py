@@ -18,18 +18,17 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
+from recycle.core.cluster import Worker
 from recycle.core.problem import Problem
-from recycle.core.profile import Profile, StageProfile
+from recycle.core.profile import StageProfile
 from recycle.planner.model.lower_bound import Bounds, lower_bound
-from recycle.sim.advise.choices import ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
-from recycle.sim.advise.memory_needs import memory_problem
+from recycle.sim.advise.choices import BOUND_TO_SHAPE, ELASTIC, SystemChoice, job_of, spare_workers, system_of, workers_per_server
+from recycle.sim.advise.memory_needs import memory_problem, never_fits
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.job import SimulatedJob
-from recycle.sim.policy import Members
+from recycle.sim.measured_model import MeasuredModel
+from recycle.sim.policy import Members, all_places
 from recycle.sim.systems.recycle import Recycle
-
-# These run the ops of the job in its shape, so that the bound of its period is theirs, too.
-BOUND_TO_SHAPE = ("recycle", "replica-drop", "checkpoint-restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,11 @@ def dead_shares(question: ClusterQuestion, choice: SystemChoice) -> Mapping[int,
 
 def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path | None) -> Refined:
     """Ask the system for its fault-free step, and ReCycle for some plans; 0 if it cannot run or does not fit."""
-    job, system = job_of(question, choice), system_of(question, choice, folder)
-    everybody = frozenset(choice.shape.workers())
+    job = job_of(question, choice)
+    if problem := never_fits(job, choice.system):
+        return Refined(0.0, 0.0, problem)
+    system = system_of(question, choice, folder)
+    everybody = all_places(choice.shape)
     decision = system.begin(Members(choice.shape, everybody))
     fault_free = decision.steady_state.samples_per_s
     if not fault_free:
@@ -88,7 +90,7 @@ def refined_rate(question: ClusterQuestion, choice: SystemChoice, folder: Path |
         usual = _median(dead)
         probed |= {usual: _planned_rate(job, system, usual)} if usual else {}
     elif choice.shape.num_workers > 1:
-        one_less = everybody - {next(iter(sorted(everybody)))}
+        one_less = everybody - {Worker(0, 0)}
         if system.begin(Members(choice.shape, one_less)).steady_state.is_down and choice.shape.num_pipelines > 1:
             probed[1] = 0.0  # it needs all its places
     most = 0.0
@@ -119,15 +121,20 @@ def _most_rate(job: SimulatedJob, shared_layers: int | None, num_dead: int) -> f
     live = job.num_nodes - num_dead
     if live <= 0:
         return 0.0
-    least_us = _work_us(job.profile()) * job.num_microbatches / live
+    least_us = _work_us(job) * job.num_microbatches / live
     if shared_layers is not None:
         least_us = max(least_us, _period_bound(job, shared_layers) - _saved_us(job, num_dead))
     return job.samples_per_step * 1e6 / max(1.0, least_us)
 
 
-def _work_us(profile: Profile) -> int:
-    """The least time of one micro-batch at all stages."""
-    return sum(stage.forward_us + min(stage.input_us + stage.weight_us, stage.fused_us) for stage in profile.stages)
+@lru_cache(maxsize=16384)
+def _work_us(job: SimulatedJob) -> float:
+    """The least time of one micro-batch at all stages, or at all layers for systems that take measured layers as equal."""
+    stages = job.profile().stages
+    by_stage = sum(stage.forward_us + min(stage.input_us + stage.weight_us, stage.fused_us) for stage in stages)
+    if not isinstance(job.model, MeasuredModel):
+        return by_stage
+    return min(by_stage, sum(layer.forward_us + layer.backward_us for layer in job.layers))
 
 
 def _saved_us(job: SimulatedJob, num_dead: int) -> int:

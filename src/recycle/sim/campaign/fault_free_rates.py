@@ -20,7 +20,7 @@ from types import MappingProxyType
 from recycle.core.errors import UserError
 from recycle.sim.campaign.campaign import TIMINGS_OF
 from recycle.sim.iteration_times import IterationTimes
-from recycle.sim.policy import Members
+from recycle.sim.policy import Members, all_places
 from recycle.sim.shared_layer_choice import MOST_SHARED
 from recycle.sim.systems.registry import BOUNDS, SYSTEMS, SystemContext
 
@@ -54,7 +54,7 @@ def fault_free_rates(context: SystemContext, systems: Iterable[str]) -> FaultFre
 def own_fault_free(context: SystemContext, system: str) -> float:
     """Samples a second of a system while every worker is alive, without pauses and checkpoints; 0 if it cannot run the job."""
     shape = context.job.shape
-    members = Members(shape, frozenset(shape.workers()))
+    members = Members(shape, all_places(shape))
     return SYSTEMS[system](context).begin(members).steady_state.samples_per_s
 
 

@@ -124,7 +124,8 @@ class Bamboo:
         return self.memory_bytes > self.job.gpu.memory_bytes
 
     def begin(self, members: Members) -> PolicyDecision:
-        return self._decide(BambooLayout.form(sorted(members.live), self.num_stages), members, (), Loss.NOTHING)
+        nodes = sorted(members.live, key=lambda node: (node.pipeline, node.stage))  # as workers are ordered, but faster
+        return self._decide(BambooLayout.form(nodes, self.num_stages), members, (), Loss.NOTHING)
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         assert isinstance(state, BambooLayout)

@@ -93,5 +93,5 @@ class ElasWave:
 
 def live_counts_of(members: Members) -> tuple[int, ...]:
     """The number of live workers of each stage."""
-    held = Counter(worker.stage for worker in members.live)
-    return tuple(held[stage] for stage in range(members.shape.num_stages))
+    dead = Counter(worker.stage for worker in members.failed)  # of thousands of workers few are dead
+    return tuple(members.shape.num_pipelines - dead[stage] for stage in range(members.shape.num_stages))

@@ -4,7 +4,8 @@ While a recovery looks for the checkpoint to go back to, no other checkpoint is 
 earlier one, a later one would hold steps that are not in the record any more, and perhaps a wrong gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from recycle.core.events.record import Event, Saved
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointIncomplete
@@ -33,6 +34,13 @@ class CheckpointReports:
         self._is_held = False
         self._decided: set[int] = set()
         self._differing: set[int] = set()
+        self._positions: dict[int, dict[str, Mapping[str, str]]] = {}
+
+    def keep_positions(self, num_steps: int, positions: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep a worker's positions in streams, by part, for the checkpoint after `num_steps` steps; the farthest counts."""
+        known = self._positions.setdefault(num_steps, {}) if positions else {}
+        for part, reached in positions.items():
+            known[part] = max((known.get(part, reached), reached), key=lambda each: max(map(int, each), default=0))
 
     def add(self, report: StageSaved | StageNotSaved) -> None:
         assert self._give is not None
@@ -41,6 +49,8 @@ class CheckpointReports:
             return
         if report.num_steps in self._differing:
             report = StageNotSaved(report.num_steps, report.stage, "peers hold different weights")
+        if isinstance(report, StageSaved) and report.num_steps in self._positions:
+            report = replace(report, positions=self._positions[report.num_steps])
         self._give(report)
 
     def release(self) -> None:
@@ -78,6 +88,7 @@ class CheckpointReports:
         self._decided = {number for number in self._decided if number <= num_steps}
         self._differing = {number for number in self._differing if number <= num_steps}
         self._early = [report for report in self._early if report.num_steps <= num_steps]
+        self._positions = {number: kept for number, kept in self._positions.items() if number <= num_steps}
         self._is_held = False
         self.release()
 
@@ -93,6 +104,7 @@ class CheckpointReports:
             if each.num_steps in self._decided and (each.num_steps <= self.newest or isinstance(each, CheckpointIncomplete)):
                 continue
             self._decided.add(each.num_steps)
+            self._positions.pop(each.num_steps, None)
             match each:
                 case CheckpointComplete(num_steps, folder, size_bytes):
                     self.newest = max(self.newest, num_steps)

@@ -20,7 +20,7 @@ from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.state_digests import whole_digest
 from recycle.runtime.coordinator.ledger.checkpoint_reports import CheckpointReports
-from recycle.runtime.coordinator.ledger.held_memory import held_memory
+from recycle.runtime.coordinator.ledger.held_memory import data_wait_shares, held_memory, memory_by_worker
 from recycle.runtime.coordinator.ledger.loss_watch import EvaluationLog, LossWatch
 from recycle.runtime.coordinator.ledger.lost_work import LostWork
 from recycle.runtime.coordinator.ledger.peer_comparison import PeersDisagree, compare_peers
@@ -308,6 +308,7 @@ class RunLedger:
         pending.losses |= report.losses
         pending.verdict = report.verdict
         pending.checksums[member] = report.checksum
+        self.checkpoints.keep_positions(report.iteration + 1, report.positions)
         pending.ran[member] = report.worker, report.ran.shifted(-self._begin_us)
         self._write_if_complete(report.iteration)
 
@@ -357,8 +358,8 @@ class RunLedger:
         self._end_step(iteration, end, end - before, num_ops)
         mean_busy = min(end - before, round(busy / len(pending.plan.rows)))
         self.write(Spell(before, end, "train", samples=self._samples, busy_us=mean_busy, num_live=len(pending.plan.rows)))
-        planned_us, norm = self._planned_us[-1], finite(verdict.norm)
-        step = Stepped(iteration, end, finite(loss), norm, verdict.scale, planned_us, num_ops, has_begun_again)
+        planned_us, norm, scales = self._planned_us[-1], finite(verdict.norm), (verdict.scale, verdict.loss_scale)
+        step = Stepped(iteration, end, finite(loss), norm, scales[0], planned_us, num_ops, has_begun_again, scales[1])
         self.write(step)
         self.evaluations.stepped(self.now_us() - self._gone_us)
         return step
@@ -387,14 +388,11 @@ class RunLedger:
             iteration_us=iteration_us,
             planned_iteration_us=usual_us(self._planned_us),
             start_us=self._start_us - self._gone_us,
-            peak_memory_bytes={name: one.peak_bytes for name, one in held.items()},
-            activation_bytes={name: one.activation_bytes for name, one in held.items()},
-            planned_activation_bytes={name: one.planned_bytes for name, one in held.items()},
-            static_bytes={name: one.static_bytes for name, one in held.items()},
-            planned_static_bytes={name: one.planned_static_bytes for name, one in held.items()},
+            **memory_by_worker(held),
             dead=tuple(str(worker) for worker in sorted(self._dead)),
             num_begun_again=self._num_begun_again,
             warnings=self.warnings,
             recoveries=tuple(self._recoveries),
+            data_wait_shares=data_wait_shares(finished),
             **self.evaluations.summary(),
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,8 @@ class Trained:
 
     Times are those of a median iteration of this run, 0 if there was none; `planned_iteration_us` is the plan's period at the
     measured speed of the ops. `num_begun_again` counts the iterations that began again after a step was taken back.
-    `stopped_because` says why the run ended before its last step, if it did so by its own options.
+    `stopped_because` says why the run ended before its last step, if it did so by its own options. `data_wait_shares` are the
+    shares of each worker's time in which its ops waited for data.
     `saved_steps` is the number of steps of the newest checkpoint, 0 if there is none, None if the run has no folder. `out` is the
     run folder, as `recycle.train` returns it.
     """
@@ -40,6 +41,7 @@ class Trained:
     saved_steps: int | None = None
     evaluations: tuple[Evaluated, ...] = ()
     stopped_because: str = ""
+    data_wait_shares: Mapping[str, float] = field(default_factory=dict)
     out: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Trained:
             "saved_steps": self.saved_steps,
             "evaluations": [{"step": each.num_steps, "loss": each.loss} for each in self.evaluations],
             "stopped_because": self.stopped_because,
+            "data_wait_shares": dict(self.data_wait_shares),
             "recoveries": [recovery.to_json() for recovery in self.recoveries],
         }
 

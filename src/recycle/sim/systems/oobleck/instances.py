@@ -50,6 +50,20 @@ class TemplateCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class _Compared:
+    """Layouts with the bounds of their iteration times: a row of `matrix` has the number of pipelines of each template."""
+
+    layouts: Sequence[Counts]
+    matrix: NDArray[np.int64]
+    bounds_us: NDArray[np.float64]
+    after_us: NDArray[np.float64]
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        return np.argsort(self.bounds_us, kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
 class Instances:
     """The templates of a job by size, and the iteration times of their multisets. `num_wanted` pipelines tolerate the faults."""
 
@@ -77,22 +91,32 @@ class Instances:
             return ()
         layouts, are_all = candidates(usable, self.sizes, most_layouts)
         num_wanted = min(self.num_wanted, usable // self.sizes[0])
-        layouts = [layout for layout in layouts if num_pipelines(layout) >= num_wanted]
-        if not are_all:
-            starts = islice(self._promising(layouts), _NUM_STARTS)
-            layouts = [self._improved(self._fastest(layouts))]
-            for start in starts:
-                if self._may_beat(layouts, usable, num_pipelines(start)):
-                    layouts.append(self._improved(start))
-        return as_sizes(self._fastest(layouts))
+        if -(-usable // self.sizes[-1]) < num_wanted:  # else every layout has as many
+            layouts = [layout for layout in layouts if num_pipelines(layout) >= num_wanted]
+        compared = self._compared(layouts)
+        fastest = self._fastest(compared)
+        if are_all:
+            return as_sizes(fastest)
+        fastest = self._improved(fastest)
+        found = [fastest]
+        for start in islice(self._promising(compared), _NUM_STARTS):
+            if self._may_beat(fastest, usable, num_pipelines(start)):
+                found.append(self._improved(start))
+                fastest = self._fastest(self._compared(found))
+        return as_sizes(fastest)
 
-    def _may_beat(self, layouts: Sequence[Counts], num_nodes: int, number: int) -> bool:
-        """Whether a layout of so many pipelines on all nodes could be faster than all of `layouts`.
+    def _compared(self, layouts: Sequence[Counts]) -> _Compared:
+        matrix = self._matrix(layouts)
+        after_us = self._after_us(matrix)
+        return _Compared(layouts, matrix, self._bounds_us(matrix) + after_us, after_us)
 
-        In the time of the fastest of them every template runs a known number of micro-batches. The most that `number` pipelines
+    def _may_beat(self, layout: Counts, num_nodes: int, number: int) -> bool:
+        """Whether one of so many pipelines on all nodes could be faster than this layout.
+
+        In the time of the layout every template runs a known number of micro-batches. The most that `number` pipelines
         run with real numbers of each template lies on a line between two sizes, one at most and one at least the mean size.
         """
-        fastest = self._matrix([self._fastest(layouts)])
+        fastest = self._matrix([layout])
         latencies = np.array([template.slowest_ns for template in self.templates])
         hidden = np.array([template.hidden_ns for template in self.templates])
         sizes, mean_size = np.array(self.sizes), num_nodes / number
@@ -114,34 +138,32 @@ class Instances:
         fewest, most = self.sizes[0], self.sizes[-1]
         return next((number for number in range(num_nodes, fewest - 1, -1) if -(-number // most) <= number // fewest), 0)
 
-    def _promising(self, layouts: Sequence[Counts]) -> Iterator[Counts]:
+    def _promising(self, compared: _Compared) -> Iterator[Counts]:
         """Yield the layout with the least bound for each number of pipelines, in order of the bound."""
         seen = set()
-        for index in np.argsort(self._bounds_us(self._matrix(layouts)), kind="stable"):
-            number = num_pipelines(layouts[index])
+        for index in compared.order:
+            number = num_pipelines(compared.layouts[index])
             if number not in seen:
                 seen.add(number)
-                yield layouts[index]
+                yield compared.layouts[index]
 
     def _improved(self, layout: Counts) -> Counts:
         """Hill climbing: one pipeline gives nodes to another, always the best exchange, until none helps."""
-        while (better := self._fastest([layout, *exchanges(layout, self.sizes)])) != layout:
+        while (better := self._fastest(self._compared([layout, *exchanges(layout, self.sizes)]))) != layout:
             layout = better
         return layout
 
-    def _fastest(self, layouts: Sequence[Counts]) -> Counts:
+    def _fastest(self, compared: _Compared) -> Counts:
         """The layout with the shortest iteration; layouts are tried in order of their bound, until no bound is shorter."""
-        matrix = self._matrix(layouts)
-        bounds_us, after_us = self._bounds_us(matrix), self._after_us(matrix)
+        layouts, bounds_us, order = compared.layouts, compared.bounds_us, compared.order
         best_us, best = float("inf"), layouts[0]
-        order = np.argsort(bounds_us, kind="stable")
         start, end = 0, _FIRST_TRIED
         while start < len(order):
             tried = order[start:end]
             tried = tried[bounds_us[tried] < best_us]
             if not len(tried):
                 break
-            times_us = self._slowest_ns(matrix[tried]) / 1000 + after_us[tried]
+            times_us = self._slowest_ns(compared.matrix[tried]) / 1000 + compared.after_us[tried]
             fastest = int(np.argmin(times_us))
             if times_us[fastest] < best_us:
                 best_us, best = float(times_us[fastest]), layouts[tried[fastest]]
@@ -157,7 +179,7 @@ class Instances:
         return matrix
 
     def _bounds_us(self, matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Lower bounds of the iteration times, without the first micro-batch; then a pipeline runs 1 / slowest of them a ns.
+        """Lower bounds of the slowest pipelines, without the first micro-batch; then one runs 1 / slowest of them a ns.
 
         A pipeline that hides h ns has a start of h ns, if it runs a micro-batch at all. Where one might not, all are taken to
         start as early as the one that hides most.
@@ -171,7 +193,7 @@ class Instances:
         most_hidden = np.where(matrix > 0, hidden, 0).max(axis=1)
         least_hidden = np.where(matrix > 0, hidden, np.iinfo(np.int64).max).min(axis=1)
         earliest_ns = np.maximum(0, num_microbatches - num_pipelines) / per_ns - most_hidden
-        return np.where(least_ns >= -least_hidden, least_ns, earliest_ns) / 1000 + self._after_us(matrix)
+        return np.where(least_ns >= -least_hidden, least_ns, earliest_ns) / 1000
 
     def _after_us(self, matrix: NDArray[np.int64]) -> NDArray[np.float64]:
         gradient_bytes = np.array([template.gradient_bytes for template in self.templates])

@@ -7,6 +7,7 @@ improved by exchanges. For thousands of random jobs of up to 44 nodes the result
 
 from collections import Counter
 from collections.abc import Iterator
+from math import gcd
 
 MOST_LAYOUTS = 10_000
 FEW = 4
@@ -52,10 +53,14 @@ def of_two_sizes(total: int, sizes: range) -> Iterator[Counts]:
         if total % big == 0:
             yield ((big, total // big),)
         for small in range(sizes[0], big):
-            for number in range(1, (total - 1) // big + 1):
-                rest = total - number * big
-                if rest % small == 0:
-                    yield ((big, number), (small, rest // small))
+            common = gcd(big, small)
+            if total % common:
+                continue
+            # The pipelines of the big size whose rest is a multiple of the small one are `step` apart.
+            step = small // common
+            first = total // common * pow(big // common, -1, step) % step
+            for number in range(first or step, (total - 1) // big + 1, step):
+                yield ((big, number), (small, (total - number * big) // small))
 
 
 def exchanges(layout: Counts, sizes: range) -> Iterator[Counts]:

@@ -59,24 +59,24 @@ class Oobleck:
             raise UserError(f"oobleck shall bear {self.faults} faults, but it must be a whole number of at least 0")
 
     def begin(self, members: Members) -> PolicyDecision:
-        layout, steady_state = self._checked(self._instantiated(members.live), members)
+        layout, steady_state = self._timed(_layout(self._instantiated(members.live), members), members)
         return PolicyDecision(steady_state, reason=_reason(layout), state=layout)
 
     def change(self, event: MembershipChange, state: Any) -> PolicyDecision:
         assert isinstance(state, OobleckLayout)
-        kept = _without(state.pipelines, set(event.left))
-        if kept and kept == state.pipelines:
-            layout, steady_state = self._checked(kept, event.members)
+        waiting = state.waiting.difference(event.left).union(event.joined)
+        if state.pipelines and state.waiting.issuperset(event.left):
+            layout, steady_state = self._timed(OobleckLayout(state.pipelines, waiting), event.members)
             reason = f"no pipeline is touched, {len(layout.waiting)} nodes wait"
             return PolicyDecision(steady_state, (), Loss.NOTHING, reason, layout, keeps_unfinished=True)
-        layout, steady_state = self._checked(self._reconfigured(kept, event.members.live), event.members)
+        kept = _without(state.pipelines, set(event.left))
+        pipelines = self._instantiated(event.members.live) if waiting or not kept else self._repaired(kept)
+        layout, steady_state = self._timed(_layout(pipelines, event.members), event.members)
         wait = () if steady_state.is_down else pauses(("reconfigure", self.reconfigure_us))
         return PolicyDecision(steady_state, wait, Loss.STEP, _reason(layout), layout)
 
-    def _reconfigured(self, kept: Pipelines, live: frozenset[Worker]) -> Pipelines:
-        """The pipelines after a failure, or after the job was down."""
-        if not kept or live - _nodes(kept):
-            return self._instantiated(live)
+    def _repaired(self, kept: Pipelines) -> Pipelines:
+        """The pipelines of these nodes, if no other node waits."""
         return repair(kept, self._instances.sizes)
 
     def _instantiated(self, live: frozenset[Worker]) -> Pipelines:
@@ -85,10 +85,9 @@ class Oobleck:
         sizes = best_sizes(self.job, self.faults, len(live), self.schedule)
         return tuple(tuple(next(nodes) for _ in range(size)) for size in sizes)
 
-    def _checked(self, pipelines: Pipelines, members: Members) -> tuple[OobleckLayout, SteadyState]:
-        """The layout of these pipelines and its steady state; without a pipeline every node waits and the job is down."""
-        layout = OobleckLayout(pipelines, members.live - _nodes(pipelines))
-        if not pipelines:
+    def _timed(self, layout: OobleckLayout, members: Members) -> tuple[OobleckLayout, SteadyState]:
+        """The layout and its steady state; without a pipeline the job is down."""
+        if not layout.pipelines:
             return layout, DOWN
         step_us = layout_iteration_us(self.job, self.faults, layout.sizes, self.schedule)
         busy_share = min(1.0, self._instances.costs.work_us / (step_us * members.num_live))
@@ -119,14 +118,18 @@ def repair(pipelines: Pipelines, sizes: range) -> Pipelines:
 
 
 def _without(pipelines: Pipelines, left: set[Worker]) -> Pipelines:
-    """The pipelines without these nodes; where nobody left, thousands of nodes need not be looked at."""
-    if not left:
-        return pipelines
-    return tuple(tuple(node for node in pipeline if node not in left) for pipeline in pipelines)
+    """The pipelines without these nodes."""
+    return tuple(
+        pipeline if left.isdisjoint(pipeline) else tuple(node for node in pipeline if node not in left) for pipeline in pipelines
+    )
 
 
-def _nodes(pipelines: Pipelines) -> frozenset[Worker]:
-    return frozenset(node for pipeline in pipelines for node in pipeline)
+def _layout(pipelines: Pipelines, members: Members) -> OobleckLayout:
+    """The layout of these pipelines; live nodes that they leave over wait."""
+    # Sets know the hashes of their members, and tuples do not: to look at thousands of nodes at every change takes long.
+    if sum(map(len, pipelines)) == len(members.live):
+        return OobleckLayout(pipelines, frozenset())
+    return OobleckLayout(pipelines, members.live.difference(*pipelines))
 
 
 def _reason(layout: OobleckLayout) -> str:
