@@ -14,7 +14,7 @@ from recycle.core.cluster import Cluster, Shape
 from recycle.core.problem import Problem, Techniques
 from recycle.core.profile import Profile
 from recycle.planner.heuristic.forward_backward import ForwardBackwardSchedule, forward_backward, splits_all_backwards
-from recycle.planner.heuristic.known_settings import portfolio
+from recycle.planner.heuristic.known_settings import CutRule, portfolio
 from recycle.planner.heuristic.order_search import improve
 from recycle.planner.heuristic.row_search import improve_rows
 from recycle.planner.heuristic.search import ListSchedule, Search, neighbour
@@ -32,8 +32,10 @@ _PORTFOLIO_SHARE, _NUM_PASSED, _NUM_STARTS = 0.5, 8, 4
 # All assignments together are tried with this share of the runs, before the best of them is searched.
 _ASSIGNMENT_SHARE = 0.3
 # Where chains may be cut, list scheduling gets this share of its runs, and the rest goes to steps that change orders and cuts.
-# These compute so many starts for each op that the runs would place, because they choose nothing.
+# These compute so many starts for each op that the runs would place, because they choose nothing. If there are enough runs at
+# all, a share of them is for a search over cut rules.
 _RUNS_SHARE_WITH_CUTS, _STARTS_OF_AN_OP = 0.4, 10
+_RULES_SHARE, _LEAST_RUNS_FOR_RULES = 0.5, 100
 # Where chains are not cut, list scheduling gets this share of its runs, and steps that change orders compute at most so many
 # starts, for each op and in all. With more ops than this there would not be enough steps for each.
 _RUNS_SHARE_WITHOUT_CUTS, _MOST_STARTS_OF_AN_OP, _MOST_STARTS, _MOST_OPS_FOR_STEPS = 0.7, 20_000, 24_000_000, 20_000
@@ -60,6 +62,7 @@ def solve_greedy(
     if num_ops > _LARGE_OPS:
         num_runs = first_runs
     order_effort, is_cut = _order_effort(problem, effort), problem.held_layers is not None
+    num_rule_runs = round(num_runs * _RULES_SHARE) if order_effort and num_runs >= _LEAST_RUNS_FOR_RULES else 0
     if order_effort:
         num_runs = max(1, round(num_runs * (_RUNS_SHARE_WITH_CUTS if is_cut else _RUNS_SHARE_WITHOUT_CUTS)))
     search = _most_promising(problem, bound_us, num_runs)
@@ -70,11 +73,33 @@ def solve_greedy(
         if best.score[0] <= bound_us or is_close or out_of_time():
             break
     assert best is not None
+    if is_cut and splits_all_backwards(search):
+        for tried, found in _by_cut_rules(problem, bound_us, num_rule_runs):
+            if found.score < best.score:
+                search, best = tried, found
+            if best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us) or out_of_time():
+                break
     schedule = search.schedule(best.starts)
     is_close = best.score[0] <= _CLOSE * (bound_us if least_us is None else least_us)
     if not order_effort or is_close or (is_cut and not splits_all_backwards(search)):
         return schedule
     return (improve if is_cut else improve_rows)(problem, schedule, bound_us, order_effort, out_of_time)
+
+
+def _by_cut_rules(problem: Problem, bound_us: int, num_runs: int) -> Iterator[tuple[Search, ListSchedule]]:
+    """Yield schedules by cut rules, each with its search: the first rule, then random changes of the best so far."""
+    rng, rule, tried = np.random.default_rng(0), CutRule(), CutRule()
+    best: tuple[Search, ListSchedule] | None = None
+    for _ in range(num_runs):
+        if best is not None and tried.has_cuts_of(rule):
+            search = best[0]
+        else:
+            search = Search.of(problem, bound_us, tried.assignment(problem))
+        found = search.run(tried.setting(problem))
+        yield search, found
+        if best is None or found.score <= best[1].score:
+            rule, best = tried, (search, found)
+        tried = rule.neighbour(rng)
 
 
 def _num_ops(problem: Problem) -> int:

@@ -11,8 +11,11 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
 from recycle.planner.model.assignment import Bools, Ints
+
+Percents = npt.NDArray[np.uint8]
 
 # Kinds as the kernel counts them; a start is out[kind, stage, chain].
 F, I, W = 0, 1, 2  # noqa: E741
@@ -27,15 +30,16 @@ COMM_US, CAPACITY, LEAST, MOST, NUM_COSTS = range(5)
 
 # Columns of `parameters` of the priority rule, a row a stage. A worker prefers F to I while fewer than PUSH of its micro-batches
 # are between F and I; it prefers W to F once more than STASH weight gradients wait, but not for its last HOLD micro-batches: it
-# runs their W's while the last I's travel up. WINDOW limits its micro-batches between F and I. If an urgent F or I is known to
-# arrive within PATIENCE_US, the worker stays idle rather than start an op that would delay it.
+# runs their W's while the last I's travel up. WINDOW limits its micro-batches between F and I. If an F or I is known to arrive
+# within a share of PATIENCE_US, its urgency, the worker stays idle rather than start an op that would delay it.
 PUSH, STASH, HOLD, WINDOW, PATIENCE_US, NUM_PARAMETERS = range(6)
 
 # Columns of the state, a row a worker (stage * D + pipeline). Both kernels have: how many F's, I's and W's wait (where F, I, W
 # point), memory held, whether it is busy, where its queues begin, how many micro-batches it runs. The list scheduler also has:
-# F's started, I's ended, when the next urgent F and I are known to arrive.
+# F's started, I's ended, when the next urgent F and I are known to arrive, and how long it waits for each of the two.
 HELD, BUSY, FIRST, SIZE, NUM_SHARED = range(3, 8)
-_STARTED, _SEEN, _NEXT_FORWARD, _NEXT_INPUT, _NUM_STATE = range(NUM_SHARED, NUM_SHARED + 5)
+_STARTED, _SEEN, _NEXT_FORWARD, _NEXT_INPUT, _FORWARD_PATIENCE, _INPUT_PATIENCE, _NUM_STATE = range(NUM_SHARED, NUM_SHARED + 7)
+WHOLE_PATIENCE = 100  # the urgency of an op for which a worker waits as long as its patience says
 
 
 def compiled(function: Any) -> Any:
@@ -105,23 +109,17 @@ def _choose(work: Ints, costs: Ints, parameters: Ints, state: Ints, queues: Ints
         kind = F
     elif pending > 0:
         kind = W
-    if kind == _NONE or _better_waits(work, parameters, state, queues, worker, stage, kind, fits, now):
+    if kind == _NONE or _better_waits(work, state, queues, worker, stage, kind, fits, now):
         return _NONE
     return kind
 
 
 @uncounted
-def _better_waits(
-    work: Ints, parameters: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int, fits: bool, now: int
-) -> bool:
+def _better_waits(work: Ints, state: Ints, queues: Ints, worker: int, stage: int, kind: int, fits: bool, now: int) -> bool:
     """Say whether an urgent op arrives so soon that `kind` would delay it."""
-    patience, to_input, to_forward = (
-        parameters[stage, PATIENCE_US],
-        state[worker, _NEXT_INPUT] - now,
-        state[worker, _NEXT_FORWARD] - now,
-    )
-    waits_for_input = 0 < to_input <= patience
-    waits_for_forward = kind == W and fits and 0 < to_forward <= patience
+    to_input, to_forward = state[worker, _NEXT_INPUT] - now, state[worker, _NEXT_FORWARD] - now
+    waits_for_input = 0 < to_input <= state[worker, _INPUT_PATIENCE]
+    waits_for_forward = kind == W and fits and 0 < to_forward <= state[worker, _FORWARD_PATIENCE]
     if not waits_for_input and not waits_for_forward:
         return False
     length = cost(work, kind, stage, first_chain(work, state, queues, worker, kind))
@@ -236,26 +234,35 @@ def _settle(rank: Ints, work: Ints, state: Ints, queues: Ints, worker: int, stag
 
 @uncounted
 def _announce(
-    pipeline: Ints, costs: Ints, state: Ints, num_pipelines: int, stage: int, chain: int, kind: int, end: int, now: int
+    pipeline: Ints,
+    costs: Ints,
+    state: Ints,
+    num_pipelines: int,
+    stage: int,
+    chain: int,
+    kind: int,
+    end: int,
+    now: int,
+    patience_us: int,
 ) -> None:
-    """Let the worker that needs the result of an op, which ends at `end`, know when it will arrive."""
+    """Let the worker that needs the result of an op, which ends at `end`, know when it arrives, and how long to wait for it."""
     goes_to = stage + 1 if kind == F else stage - 1
     worker = goes_to * num_pipelines + pipeline[goes_to, chain]
     arrival = end + costs[min(stage, goes_to), COMM_US]
-    column = _NEXT_FORWARD if kind == F else _NEXT_INPUT
-    if state[worker, column] <= now or arrival < state[worker, column]:
-        state[worker, column] = arrival
+    arrives, waits = (_NEXT_FORWARD, _FORWARD_PATIENCE) if kind == F else (_NEXT_INPUT, _INPUT_PATIENCE)
+    if state[worker, arrives] <= now or arrival < state[worker, arrives]:
+        state[worker, arrives], state[worker, waits] = arrival, patience_us
 
 
 @compiled
 def list_schedule(
-    pipeline: Ints, rank: Ints, work: Ints, costs: Ints, rule: Ints, is_urgent: Bools, num_pipelines: int, out: Ints, order: Ints
+    pipeline: Ints, rank: Ints, work: Ints, costs: Ints, rule: Ints, urgency: Percents, num_pipelines: int, out: Ints, order: Ints
 ) -> int:
     """Fill `out` with the starts of a schedule that respects order, workers and memory, and `order` with its ops by start.
 
     `pipeline[stage, chain]` is the pipeline that runs a chain, `rank[chain]` the order of chains where several wait, `rule` the
-    parameters by stage. `is_urgent[kind, stage, chain]` marks the F's and I's that a patient worker waits for. Returns the number
-    of ops.
+    parameters by stage. `urgency[kind, stage, chain]` is the share of its patience that a worker waits for an F or I, in percent.
+    Returns the number of ops.
     """
     num_stages, num_chains = pipeline.shape
     state = empty_state(pipeline, num_pipelines, _NUM_STATE)
@@ -289,8 +296,9 @@ def list_schedule(
             heap_push(events, 0, num_events, end * base + code)
             num_events += 1
             goes_to = stage + 1 if kind == F else stage - 1
-            if kind != W and 0 <= goes_to < num_stages and is_urgent[kind, goes_to, chain]:
-                _announce(pipeline, costs, state, num_pipelines, stage, chain, kind, end, now)
+            if kind != W and 0 <= goes_to < num_stages and urgency[kind, goes_to, chain] > 0:
+                patience_us = rule[goes_to, PATIENCE_US] * urgency[kind, goes_to, chain] // WHOLE_PATIENCE
+                _announce(pipeline, costs, state, num_pipelines, stage, chain, kind, end, now, patience_us)
         if num_events == 0:
             return num_ops
         num_touched = 0

@@ -16,10 +16,10 @@ UNLIMITED = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of the list scheduler: the rule's parameters by stage, and the urgent ops by kind, stage and chain."""
+    """A setting of the list scheduler: the rule's parameters by stage, and the urgency of ops by kind, stage and chain."""
 
     parameters: Ints
-    is_urgent: Bools
+    urgency: kernel.Percents
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Search:
         starts = np.zeros((3, *self.pipeline.shape), np.int64)
         order = np.empty(starts.size, np.int64)
         num_ops = kernel.list_schedule(
-            self.pipeline, self.rank, self.work, self.costs, setting.parameters, setting.is_urgent, num_pipelines, starts, order
+            self.pipeline, self.rank, self.work, self.costs, setting.parameters, setting.urgency, num_pipelines, starts, order
         )
         kernel.justify(self.pipeline, self.work, self.costs, self.is_fused, num_pipelines, order[:num_ops], starts)
         return ListSchedule(setting, starts, order[:num_ops], self.score(starts))
@@ -136,7 +136,7 @@ def neighbour(rng: np.random.Generator, search: Search, best: ListSchedule) -> S
     """Return a random setting near that of `best`: other ops are urgent, or a parameter of the rule differs."""
     if rng.random() < 0.3:
         return Setting(best.setting.parameters, _urgent_by_slack(rng, search, best))
-    return Setting(_changed_parameter(rng, best.setting.parameters), best.setting.is_urgent)
+    return Setting(_changed_parameter(rng, best.setting.parameters), best.setting.urgency)
 
 
 def _changed_parameter(rng: np.random.Generator, parameters: Ints) -> Ints:
@@ -151,10 +151,9 @@ def _changed_parameter(rng: np.random.Generator, parameters: Ints) -> Ints:
     return changed
 
 
-def _urgent_by_slack(rng: np.random.Generator, search: Search, found: ListSchedule) -> Bools:
+def _urgent_by_slack(rng: np.random.Generator, search: Search, found: ListSchedule) -> kernel.Percents:
     """Return as urgent the critical F's and I's of a schedule: those with the least slack."""
     slack = search.slack(found)
     is_urgent = slack <= int(rng.integers(0, 1 + int(search.work[: kernel.WEIGHT_US + 1].sum(axis=0).max())))
     is_urgent[kernel.W] = False
-    result: Bools = is_urgent
-    return result
+    return np.where(is_urgent, kernel.WHOLE_PATIENCE, 0).astype(np.uint8)
