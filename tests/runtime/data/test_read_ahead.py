@@ -148,11 +148,11 @@ def test_processes_of_which_nothing_comes_are_started_again(monkeypatch, tmp_pat
 def test_a_loader_process_that_is_killed_is_noticed_at_once():
     data = trouble(lambda: os.kill(os.getpid(), signal.SIGKILL))
     with reading(data, timeout_s=60) as reader:
-        reader.get(0, *PLACES[0])
         start_s = time.monotonic()
         with pytest.raises(LoaderDied, match=r"loader process \d+ was killed by SIGKILL: is the machine out of memory\?"):
-            reader.get(0, *PLACES[1])
-        assert time.monotonic() - start_s < 4
+            for place in PLACES[:2]:  # processes work ahead: the first one may not arrive either
+                reader.get(0, *place)
+        assert time.monotonic() - start_s < 30, "it waited until its time was over"
 
 
 def test_a_wait_ends_when_the_epoch_does():
