@@ -150,8 +150,7 @@ def test_a_loader_process_that_is_killed_is_noticed_at_once():
     with reading(data, timeout_s=60) as reader:
         start_s = time.monotonic()
         with pytest.raises(LoaderDied, match=r"loader process \d+ was killed by SIGKILL: is the machine out of memory\?"):
-            for place in PLACES[:2]:  # processes work ahead: the first one may not arrive either
-                reader.get(0, *place)
+            [reader.get(0, *place) for place in PLACES[:2]]  # processes work ahead: the first one may not arrive either
         assert time.monotonic() - start_s < 30, "it waited until its time was over"
 
 
