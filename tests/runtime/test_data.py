@@ -1,8 +1,10 @@
 """Data of real runs: the same samples with loader processes or without, whoever dies, and after a resume at any step."""
 
 import shutil
+import time
 from dataclasses import replace
 from itertools import product
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -68,12 +70,33 @@ def test_loader_processes_change_no_sample_and_neither_do_workers_that_die(undis
     assert trained.losses == twin.losses
 
 
-@pytest.mark.parametrize("killed_after", [1, 4])
+@pytest.mark.parametrize("killed_after", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 5)), 4])
 def test_a_run_that_was_killed_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path, killed_after):
     twin, folder, make, options = undisturbed
     copy = at_step(folder, tmp_path / "killed", killed_after)
     how = {"steps": STEPS, "out": copy, "resume": True, "data": DataOptions(1, **options)}
     trained = run(make(), "kill W1_0@5:last", **how)
+    assert trained.weights_sha256 == twin.weights_sha256
+    assert trained.losses == twin.losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_in", [3, 5])
+def test_a_job_whose_processes_are_all_killed_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path, killed_in):
+    """They are killed within a step, in which one of them hangs: loader processes have read ahead of the last checkpoint."""
+    twin, _, make, options = undisturbed
+    how = {"steps": STEPS, "out": tmp_path / "run", "every": 1, "data": DataOptions(2, **options)}
+    job = get_context("spawn").Process(target=run, args=(make(), f"hang W0_1@{killed_in}:last"), kwargs=how)
+    job.start()
+    try:
+        deadline = time.monotonic() + 120
+        while killed_in - 2 not in find_checkpoints(tmp_path / "run" / "checkpoints"):
+            assert time.monotonic() < deadline, "there is no checkpoint"
+            time.sleep(0.05)
+    finally:
+        job.kill()
+        job.join()
+    trained = run(make(), **how, resume=True)
     assert trained.weights_sha256 == twin.weights_sha256
     assert trained.losses == twin.losses
 
