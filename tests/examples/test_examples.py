@@ -64,7 +64,7 @@ def explains_itself(example, capsys, tmp_path):
 
 def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     script, *rest = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
-    assert len(rest) == 5
+    assert len(rest) == 6
     whole = "\n".join([script, *rest])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
     printed = run("mine.py", folder=tmp_path)
@@ -178,7 +178,7 @@ REFUSED = {
     "a scheduler that needs losses, or changes the momentum": lambda folder: recycle.TorchSchedule(PLATEAU, 0.1)(0),
     "LBFGS, SparseAdam, an optimizer of other parameters": lambda folder: train(optimizer=torch.optim.LBFGS),
     "samples of different shapes or structures": lambda folder: train(dataset=RAGGED),
-    "micro-batches of different shapes": lambda folder: train(dataset=RAGGED, samples=1),
+    "micro-batches of different shapes without padding": lambda folder: train(dataset=RAGGED, samples=1),
     "a loss or data with an open file, a lock or a connection": lambda folder: train(loss=partial(locked, Lock())),
     "`resume` without `out`": lambda folder: train(checkpoint=RESUME),
     "`resume` where no checkpoint is": lambda folder: train(out=folder, checkpoint=RESUME),

@@ -24,6 +24,7 @@ from recycle.core.plans.library import Library
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import needs
 from recycle.core.profile import Profile
+from recycle.models.gpt import next_byte_loss
 from recycle.models.text import Text
 from tests.cli.commands import refusal, run
 
@@ -358,23 +359,34 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_was(tmp_path: Path)
 
 
 class Fails(Text):
-    """Text that a worker cannot read for long."""
-
-    num_read = 0
+    """Text that a worker cannot read."""
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.num_read += 1
-        if parent_process() is not None and self.num_read > 8:
+        if parent_process() is not None:
             raise OSError("the disk is gone")
         return super().__getitem__(number)
 
 
+def failing_loss(made: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if parent_process() is not None:
+        raise RuntimeError("the loss is lost")
+    return next_byte_loss(made, targets)
+
+
 def test_a_worker_that_cannot_go_on_is_named_with_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("recycle.models.text.Text", Fails)
+    monkeypatch.setattr("recycle.models.gpt.next_byte_loss", failing_loss)
     ended = run(f"{SMALL} --out {tmp_path}")
     assert (ended.code, ended.out) == (20, "")
     assert re.search(r"^recycle train: W[01]_[01] cannot go on:$", ended.err, re.MULTILINE)
-    assert ended.err.rstrip().endswith("OSError: the disk is gone")
+    assert ended.err.rstrip().endswith("RuntimeError: the loss is lost")
+
+
+def test_a_sample_that_cannot_be_read_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("recycle.models.text.Text", Fails)
+    ended = run(f"{SMALL} --out {tmp_path}")
+    assert (ended.code, ended.out) == (27, "")
+    last = ended.err.rstrip().splitlines()[-1]
+    assert re.fullmatch(r"recycle train: sample \d+ of the dataset raised OSError in .*: the disk is gone; mend .*", last)
 
 
 def test_a_model_of_many_small_tensors_trains() -> None:

@@ -67,6 +67,8 @@ schedule = "constant"
 warmup = 0
 max_norm = 0.0
 precision = "float32"
+activation_checkpointing = false
+compile = ""
 sums = "float32"
 device = "cpu"
 evaluate_every = 0
@@ -129,7 +131,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
             schedule=draw(st.sampled_from(["constant", "cosine", "linear"])),
             warmup=draw(st.integers(0, steps)),
             max_norm=draw(sizes),
-            precision=draw(st.sampled_from(["float32", "bfloat16"])),
+            precision=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
             sums="float32" if is_exact else draw(st.sampled_from(["float32", "float64", "bfloat16"])),
             device=draw(st.sampled_from(["cpu", "cuda"])),
         ),
@@ -262,7 +264,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ("--dropout 1", "model.dropout is 1.0, but it must be a number from 0 to below 1"),
         ("--schedule cosin", 'training.schedule is "cosin", but it must be constant, cosine or linear'),
         ("--optimizer adam", 'training.optimizer is "adam", but it must be adamw or sgd'),
-        ("--precision float16", "it must be float32 or bfloat16"),
+        ("--precision float8", "it must be float32, bfloat16 or float16"),
         ("--sums int8", "it must be float32, float64 or bfloat16"),
         ("--device tpu", "it must be cpu or cuda"),
         ("--port 65536", "cluster.port is 65536, but it must be a whole number from 0 to 65535"),
