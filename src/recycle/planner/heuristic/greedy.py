@@ -32,10 +32,11 @@ _PORTFOLIO_SHARE, _NUM_PASSED, _NUM_STARTS = 0.5, 8, 4
 # All assignments together are tried with this share of the runs, before the best of them is searched.
 _ASSIGNMENT_SHARE = 0.3
 # Where chains may be cut, list scheduling gets this share of its runs, and the rest goes to steps that change orders and cuts.
-# These compute so many starts for each op that the runs would place, because they choose nothing. If there are enough runs at
-# all, a share of them is for a search over cut rules.
+# These compute so many starts for each op that the runs would place, because they choose nothing.
 _RUNS_SHARE_WITH_CUTS, _STARTS_OF_AN_OP = 0.4, 10
-_RULES_SHARE, _LEAST_RUNS_FOR_RULES = 0.5, 100
+# If there are enough runs, this share of them, in addition, is for a search over cut rules. Only the ends of deep pipelines take
+# long enough to be worth it.
+_RULES_SHARE, _LEAST_RUNS_FOR_RULES, _LEAST_STAGES_FOR_RULES = 0.5, 100, 16
 # Where chains are not cut, list scheduling gets this share of its runs, and steps that change orders compute at most so many
 # starts, for each op and in all. With more ops than this there would not be enough steps for each.
 _RUNS_SHARE_WITHOUT_CUTS, _MOST_STARTS_OF_AN_OP, _MOST_STARTS, _MOST_OPS_FOR_STEPS = 0.7, 20_000, 24_000_000, 20_000
@@ -62,7 +63,8 @@ def solve_greedy(
     if num_ops > _LARGE_OPS:
         num_runs = first_runs
     order_effort, is_cut = _order_effort(problem, effort), problem.held_layers is not None
-    num_rule_runs = round(num_runs * _RULES_SHARE) if order_effort and num_runs >= _LEAST_RUNS_FOR_RULES else 0
+    is_deep = problem.shape.num_stages >= _LEAST_STAGES_FOR_RULES
+    num_rule_runs = round(num_runs * _RULES_SHARE) if order_effort and is_deep and num_runs >= _LEAST_RUNS_FOR_RULES else 0
     if order_effort:
         num_runs = max(1, round(num_runs * (_RUNS_SHARE_WITH_CUTS if is_cut else _RUNS_SHARE_WITHOUT_CUTS)))
     search = _most_promising(problem, bound_us, num_runs)
