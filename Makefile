@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
-	@echo "make test    run the tests: eight minutes on two cores"
+	@echo "make test    run the tests: about twenty minutes on two cores"
 	@echo "make test-slow   run the tests that make test leaves out, and all examples of properties"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
