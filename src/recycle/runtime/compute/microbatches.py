@@ -8,6 +8,7 @@ loads the same samples as its home worker.
 import random
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -88,11 +89,27 @@ class StackedSamples:
     largest = join
 
 
-class MicroBatches:
-    """The micro-batches of a data set, each of `microbatch` samples, in an order that depends only on the seed.
+class JoinedMicroBatches(ABC):
+    """Micro-batches of samples that are joined. All of them have the structure of the first one that was made."""
 
-    All of them have the structure of the first one that was made.
-    """
+    def __init__(self, join: JoinSamples | None) -> None:
+        self._join, self._structure = join or StackedSamples(), SameStructure()
+
+    def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
+        """Return inputs and targets of a micro-batch, with the samples along a first dimension."""
+        return self._structure.checked(self._join.join(*self._samples(step, pipeline, index)), (step, pipeline, index))
+
+    def largest(self) -> tuple[Nest, Nest]:
+        """Return the first micro-batch, with the greatest shapes that a micro-batch may have."""
+        return self._structure.checked(self._join.largest(*self._samples(0, 0, 0)), (0, 0, 0))
+
+    @abstractmethod
+    def _samples(self, step: int, pipeline: int, index: int) -> tuple[list[Any], list[int]]:
+        """The samples of a micro-batch, and their numbers."""
+
+
+class MicroBatches(JoinedMicroBatches):
+    """The micro-batches of a data set, each of `microbatch` samples, in an order that depends only on the seed."""
 
     def __init__(
         self,
@@ -103,6 +120,7 @@ class MicroBatches:
         order: SampleOrder | None = None,
         join: JoinSamples | None = None,
     ) -> None:
+        super().__init__(join)
         if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
             raise UserError(f"a micro-batch has {microbatch!r} samples, but it must be a whole number of at least 1")
         self._dataset, self._shape, self._microbatch, self._seed = dataset, shape, microbatch, seed
@@ -118,7 +136,7 @@ class MicroBatches:
                 f"{microbatch}), but the dataset has {self._num_samples}: give more data, or make fewer or smaller micro-batches"
             )
         self._order = order or ShuffledOrder(self._num_samples, seed)
-        self._is_shuffled, self._join, self._structure = order is None, join or StackedSamples(), SameStructure()
+        self._is_shuffled = order is None
 
     def __repr__(self) -> str:
         fingerprint = getattr(self._dataset, "fingerprint", "")
@@ -126,15 +144,6 @@ class MicroBatches:
         how = "" if self._is_shuffled else f", {self._order!r}"
         how += "" if isinstance(self._join, StackedSamples) else f", {self._join!r}"
         return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}{how}"
-
-    def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
-        """Return inputs and targets of a micro-batch, with the samples along a first dimension."""
-        samples, numbers = self._samples(step, pipeline, index)
-        return self._structure.checked(self._join.join(samples, numbers), (step, pipeline, index))
-
-    def largest(self) -> tuple[Nest, Nest]:
-        """Return the first micro-batch, with the greatest shapes that a micro-batch may have."""
-        return self._structure.checked(self._join.largest(*self._samples(0, 0, 0)), (0, 0, 0))
 
     def _samples(self, step: int, pipeline: int, index: int) -> tuple[list[Any], list[int]]:
         if (found := len(self._dataset)) != self._num_samples:

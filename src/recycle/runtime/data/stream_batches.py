@@ -11,8 +11,7 @@ from typing import Any
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import FileProblem
-from recycle.runtime.boundary.nests import Nest
-from recycle.runtime.compute.microbatches import JoinSamples, SameStructure, StackedSamples
+from recycle.runtime.compute.microbatches import JoinedMicroBatches, JoinSamples, StackedSamples
 from recycle.runtime.data.data_options import refuse_count
 from recycle.runtime.data.streams import SampleStream, StreamPosition, num_parts_of, refuse_one_way
 
@@ -26,7 +25,7 @@ def _nothing() -> None:
     pass
 
 
-class StreamBatches:
+class StreamBatches(JoinedMicroBatches):
     """Micro-batches of `microbatch` samples of a stream. `on_sample` is called with every sample that is read."""
 
     def __init__(
@@ -38,10 +37,10 @@ class StreamBatches:
         repeats: bool = False,
         join: JoinSamples | None = None,
     ) -> None:
+        super().__init__(join)
         refuse_count("the number of samples of a micro-batch", microbatch, 1)
         refuse_one_way(dataset)
         self._dataset, self._shape, self._microbatch, self._seed, self._repeats = dataset, shape, microbatch, seed, repeats
-        self._join, self._structure = join or StackedSamples(), SameStructure()
         self.num_parts = num_parts_of(dataset, shape.num_chains)
         self.on_sample: Callable[[], None] = _nothing
         self._open: dict[int, SampleStream] = {}
@@ -57,14 +56,6 @@ class StreamBatches:
     def __getstate__(self) -> dict[str, Any]:
         """All but the iterators, which belong to a process."""
         return {**self.__dict__, "_open": {}, "on_sample": _nothing}
-
-    def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
-        samples, numbers = self._samples(step, pipeline, index)
-        return self._structure.checked(self._join.join(samples, numbers), (step, pipeline, index))
-
-    def largest(self) -> tuple[Nest, Nest]:
-        """The first micro-batch, with the greatest shapes that a micro-batch may have."""
-        return self._structure.checked(self._join.largest(*self._samples(0, 0, 0)), (0, 0, 0))
 
     def _samples(self, step: int, pipeline: int, index: int) -> tuple[list[Any], list[int]]:
         part, wanted = self.part_of(pipeline, index), self._num_before(step, pipeline, index)
