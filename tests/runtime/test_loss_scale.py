@@ -113,10 +113,14 @@ def job(*lines, techniques=ALL, steps=STEPS, out=None, resume=False, make=small_
 
 
 def run(*lines, **options):
-    """The losses, scales, scales of steps that were skipped, weights and recoveries of a run."""
+    """The losses, scales, scales of steps that were skipped, weights and recoveries of a run.
+
+    On a busy machine a worker may come back only after its last peer was killed; the run then starts again from its first step.
+    So the last report of each step counts.
+    """
     events = []
     trained = launch(job(*lines, **options), events.append)
-    steps = [event for event in events if isinstance(event, Stepped)]
+    steps = list({event.iteration: event for event in events if isinstance(event, Stepped)}.values())
     skipped = [step.loss_scale for step in steps if step.scale is None]
     recoveries = sum(isinstance(event, Recovered) for event in events)
     return trained.losses, [step.loss_scale for step in steps], skipped, trained.weights_sha256, recoveries
