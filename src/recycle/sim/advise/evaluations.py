@@ -20,7 +20,7 @@ from recycle.core.events.record import Spell
 from recycle.core.files import read_json, write_text
 from recycle.host.process_pool import process_pool, submit
 from recycle.sim.advise.choice_facts import ChoiceFacts, choice_facts
-from recycle.sim.advise.choices import SystemChoice, system_of, workers_per_server
+from recycle.sim.advise.choices import SystemChoice, is_planned, system_of, workers_per_server
 from recycle.sim.advise.question import ClusterQuestion
 from recycle.sim.advise.upper_bounds import Refined, refined_rate, shared_bound
 from recycle.sim.campaign.mean_interval import mean_interval
@@ -29,7 +29,9 @@ from recycle.sim.campaign.trace_simulation import simulate_trace
 FORMAT, VERSION = "recycle-advice-cache", 1
 _STATES = ("train", "redo", "checkpoint", "pause", "down")
 
-_Case = tuple[ClusterQuestion, SystemChoice]
+_Case = tuple[str, ClusterQuestion, SystemChoice]
+"""What is to be evaluated, for which question and choice."""
+
 _Key = tuple[str, str]
 """The digest of a question, and the name of an evaluation."""
 
@@ -70,6 +72,20 @@ def simulate_choice(question: ClusterQuestion, choice: SystemChoice, folder: Pat
     return SimulatedRuns(tuple(rates), {state: round(time / total, 9) for state, time in times.items()})
 
 
+_FUNCTIONS: Mapping[str, Callable[[ClusterQuestion, SystemChoice, Path | None], Any]] = {
+    "runs": simulate_choice,
+    "step": refined_rate,
+    "bound": shared_bound,
+    "facts": choice_facts,
+}
+
+
+def _order(case: _Case) -> tuple[bool, int]:
+    """What takes longest comes first, so that short evaluations fill the end: simulations and steps that need plans."""
+    what, _, choice = case
+    return not is_planned(choice.system), list(_FUNCTIONS).index(what)
+
+
 class Evaluations:
     """Bounds and simulations of choices, from memory, from the file of their question, or from the pool."""
 
@@ -81,55 +97,62 @@ class Evaluations:
     def report(self, doing: str) -> None:
         self._tick(doing, self.num_simulated)
 
-    def refine(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> list[Refined]:
-        """Ask each system for its own fault-free step, and ReCycle for some plans."""
-        found = self._get("step", refined_rate, [(question, choice) for choice in choices], doing)
-        return [Refined(**one) for one in found]
+    def look_closer(
+        self,
+        question: ClusterQuestion,
+        unproven: Sequence[SystemChoice],
+        unasked: Sequence[SystemChoice],
+        unsimulated: Sequence[SystemChoice],
+        doing: str,
+    ) -> tuple[list[Refined], list[Refined], list[SimulatedRuns]]:
+        """Bound choices with shared layers; ask systems for their own fault-free steps, and ReCycle for some plans; simulate.
 
-    def prove_shared(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> list[Refined]:
-        """Bound choices with shared layers."""
-        found = self._get("bound", shared_bound, [(question, choice) for choice in choices], doing)
-        return [Refined(**one) for one in found]
+        All of it is submitted at once, so that no core waits between the three.
+        """
+        parts = {"bound": unproven, "step": unasked, "runs": unsimulated}
+        before = self.num_simulated
+        found = iter(self._get([(what, question, choice) for what, choices in parts.items() for choice in choices], doing))
+        self.num_simulated = before + len(unsimulated)
+        proven, asked = ([Refined(**next(found)) for _ in choices] for choices in (unproven, unasked))
+        return proven, asked, [_runs(one) for one in found]
 
     def simulate(self, cases: Sequence[tuple[ClusterQuestion, SystemChoice]], doing: str) -> list[SimulatedRuns]:
         before = self.num_simulated
-        found = self._get("runs", simulate_choice, cases, doing)
+        found = self._get([("runs", *case) for case in cases], doing)
         self.num_simulated = before + len(cases)  # those that were known before among them
-        return [SimulatedRuns(tuple(one["rates"]), one["shares"]) for one in found]
+        return [_runs(one) for one in found]
 
     def facts(self, question: ClusterQuestion, choices: Sequence[SystemChoice], doing: str) -> dict[SystemChoice, ChoiceFacts]:
         """The layout and the memory of each choice."""
-        found = self._get("facts", choice_facts, [(question, choice) for choice in choices], doing)
+        found = self._get([("facts", question, choice) for choice in choices], doing)
         return {
             choice: ChoiceFacts(**{**one, "depths": tuple(one["depths"])}) for choice, one in zip(choices, found, strict=True)
         }
 
-    def _get(
-        self,
-        what: str,
-        function: Callable[[ClusterQuestion, SystemChoice, Path | None], Any],
-        cases: Sequence[tuple[ClusterQuestion, SystemChoice]],
-        doing: str,
-    ) -> list[dict[str, Any]]:
-        keys = [(question.digest, f"{what} {choice.key}") for question, choice in cases]
+    def _get(self, cases: Sequence[_Case], doing: str) -> list[dict[str, Any]]:
+        keys = [(question.digest, f"{what} {choice.key}") for what, question, choice in cases]
         missing = {}
         for key, case in zip(keys, cases, strict=True):
             if key[1] not in self._answers(key[0]):
                 missing[key] = case
         self._tick(doing, self.num_simulated)
-        for number, ((digest, name), result) in enumerate(self._results(function, missing), start=1):
+        for number, ((digest, name), result) in enumerate(self._results(missing), start=1):
             self._known[digest][name] = asdict(result)
             self._save(digest)
-            self.num_simulated += what == "runs"
+            self.num_simulated += name.startswith("runs ")
             self._tick(f"{doing}: {number} of {len(missing)}", self.num_simulated)
         return [self._known[digest][name] for digest, name in keys]
 
-    def _results(self, function: Callable[..., Any], cases: Mapping[_Key, _Case]) -> Iterator[tuple[_Key, Any]]:
+    def _results(self, cases: Mapping[_Key, _Case]) -> Iterator[tuple[_Key, Any]]:
         """Yield each result as soon as it is there, so that an interrupted call has lost only what was under way."""
         if self._pool is None:
-            yield from ((key, function(*case, self._folder)) for key, case in cases.items())
+            for key, (what, question, choice) in cases.items():
+                yield key, _FUNCTIONS[what](question, choice, self._folder)
             return
-        futures = {submit(self._pool, function, *case, self._folder): key for key, case in cases.items()}
+        futures = {}
+        for key in sorted(cases, key=lambda key: _order(cases[key])):
+            what, question, choice = cases[key]
+            futures[submit(self._pool, _FUNCTIONS[what], question, choice, self._folder)] = key
         yield from ((futures[future], future.result()) for future in as_completed(futures))
 
     def _answers(self, digest: str) -> dict[str, dict[str, Any]]:
@@ -146,6 +169,10 @@ class Evaluations:
         if self._folder:
             data = {"format": FORMAT, "version": VERSION, "evaluations": self._known[digest]}
             write_text(self._path(digest), json.dumps(data, indent=0) + "\n")
+
+
+def _runs(one: Mapping[str, Any]) -> SimulatedRuns:
+    return SimulatedRuns(tuple(one["rates"]), one["shares"])
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

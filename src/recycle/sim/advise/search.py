@@ -196,19 +196,19 @@ def _look_closer(
 ) -> None:
     """Take every choice one stage further."""
     at = {stage: [choice for choice in wanted if groups[choice.group].open[choice].stage is stage] for stage in _Stage}
-    bounds = known.prove_shared(screen, at[_Stage.BOUNDED], "bounding shared layers")
+    bounds, steps, runs = known.look_closer(
+        screen, at[_Stage.BOUNDED], at[_Stage.PROVEN], at[_Stage.ASKED], "looking at promising shapes"
+    )
     for choice, refined in zip(at[_Stage.BOUNDED], bounds, strict=True):
         one = groups[choice.group].open[choice]
         one.most = refined.most
         one.expected, one.stage = min(one.expected, one.most), _Stage.PROVEN
-    steps = known.refine(screen, at[_Stage.PROVEN], "asking systems for their steps")
     for choice, refined in zip(at[_Stage.PROVEN], steps, strict=True):
         _note_step(groups[choice.group], choice, refined, refined.most)
-    cases = [(screen, choice) for choice in at[_Stage.ASKED]]
-    for choice, runs in zip(at[_Stage.ASKED], known.simulate(cases, "simulating promising shapes"), strict=True):
+    for choice, simulated in zip(at[_Stage.ASKED], runs, strict=True):
         group = groups[choice.group]
         del group.open[choice]
-        group.simulated[choice] = runs.mean
+        group.simulated[choice] = simulated.mean
 
 
 def _note_step(group: _Group, choice: SystemChoice, refined: Refined, most: float) -> None:
