@@ -78,6 +78,17 @@ def test_a_step_takes_from_the_end_of_the_reduction_until_the_worker_is_free_for
     assert dict(one_pipeline().steps_us) == {Worker(0, 0): [20], Worker(0, 1): [90]}
 
 
+def test_a_lean_step_takes_both_of_its_computations_and_the_ops_behind_the_second_count():
+    def iteration(*settled):
+        return spans("0F0@0 100 100 140", *settled, "0B0@0 250 300 350", f"{REDUCE} 360 380", f"{OPTIMIZER} 381 390")
+
+    # The worker waits for the verdict from 150 on, and computes the step again from 200 to 240.
+    run = [iteration(), *(moved(iteration(f"{OPTIMIZER} 200 240"), by_us) for by_us in (300, 600))]
+    fit = fitted(1, {"W0_0": run, "W0_1": [LAST, moved(LAST, 300), moved(LAST, 600)]}, first=1)
+    assert fit.steps_us[Worker(0, 0)] == [20 + 40]
+    assert fit.medians() == {(0, F): 40, (0, B): 60, (1, F): 45, (1, B): 75}
+
+
 def test_a_reduction_begins_when_its_last_peer_is_there():
     others = {name: [moved(own, 5)] for name, own in (("W1_0", FIRST), ("W1_1", LAST))}
     fit = fitted(2, {"W0_0": [FIRST], "W0_1": [LAST], **others})

@@ -11,6 +11,7 @@ from recycle.core.profile import Profile
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.runtime.compute.stage_bytes import measure_bytes
 from recycle.runtime.job import Job
+from recycle.runtime.options import TrainOptions
 from tests.plans import make_1f1b_plan
 from tests.runtime.jobs import BATCH, Numbers, adamw, loss, make_stages, reduced_bytes
 
@@ -82,3 +83,10 @@ def test_a_rehearsal_ends_as_soon_as_medians_move_no_more_than_they_may():
     assert (found.num_rounds, found.is_stable) == (1, True)
     assert len(found.profile.contention) == 2  # with nobody else, and with one other
     assert found.profile.reduce_us(0, 1) == 0
+
+
+def test_a_rehearsal_with_lean_steps_times_the_ops_behind_the_second_computation_of_a_step():
+    options = TrainOptions(lean_steps=True)
+    job = Job(rehearsal_plan(Shape(2, 2, 2), True), make_stages(2), Numbers(), loss, adamw, 1, options=options)
+    profile = rehearse(job, "two layers", Patience(share=1.0, least_rounds=1, most_rounds=1)).profile
+    assert all(min(stage.input_us, stage.weight_us, stage.optimizer_us) > 1 for stage in profile.stages)

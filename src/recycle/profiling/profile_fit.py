@@ -5,7 +5,8 @@
 - An op costs its duration under the usual contention, that of all pipelines. Workers that reduce or step count among the others.
 - Each worker has a factor of its own, as long as a run lasts. The part of their differences that the variation of single ops
   explains is no factor.
-- The profile has the step of the slowest peer: the first peer has more to do, because it puts in the norm of the stage.
+- The profile has the step of the slowest peer: the first peer has more to do, because it puts in the norm of the stage. A lean
+  step is computed twice, the second time in the next iteration: both count.
 """
 
 import math
@@ -66,7 +67,8 @@ class ProfileFit:
         concurrency = Concurrency(busy_us)
         for worker, own in runs.items():
             for before, after in pairwise(own.spans[first:]):
-                self.steps_us[worker].append(after[0].asked_us - _reduction(before).end_us)
+                again_us = sum(span.end_us - span.start_us for span in _settling(after))
+                self.steps_us[worker].append(after[0].asked_us - _reduction(before).end_us + again_us)
             op_runs = [op_run for each in own.spans[first:] for op_run in _op_runs(each)]
             self.ops.append([self._timed(op, run, concurrency) for op, run in op_runs])
 
@@ -209,9 +211,24 @@ def _link(took_us: float, ping_us: float, size_bytes: float) -> Link:
 
 def _op_runs(spans: Sequence[Span]) -> Iterator[tuple[Op, _OpRun]]:
     for span, following in pairwise(spans):
-        if not span.is_op:
+        if span.is_op:
+            yield Op.parse(span.label, 0), _OpRun(span, _free_us(span, following))
+
+
+def _free_us(span: Span, following: Span) -> int:
+    """When the worker of an op was free again. Before a step is settled it may have waited for the verdict."""
+    if following.is_op:
+        return following.asked_us
+    return following.start_us if following.label == REDUCE else span.end_us
+
+
+def _settling(spans: Sequence[Span]) -> Iterator[Span]:
+    """The steps of the iteration before that were computed again in this one."""
+    for span in spans:
+        if span.label == REDUCE:
             return
-        yield Op.parse(span.label, 0), _OpRun(span, following.asked_us if following.is_op else following.start_us)
+        if not span.is_op:
+            yield span
 
 
 def _reduction(spans: Sequence[Span]) -> Span:
@@ -230,6 +247,7 @@ def _busy_us(spans: Mapping[Worker, Sequence[Span]], arrivals_us: Mapping[int, i
     """The times at which workers computed in an iteration: ops, and from the last peer's arrival on reduction and step."""
     for worker, own in spans.items():
         yield from ((run.span.start_us, run.free_us) for _, run in _op_runs(own))
+        yield from ((span.start_us, span.end_us) for span in _settling(own))
         yield arrivals_us[worker.stage], own[-1].end_us
 
 
