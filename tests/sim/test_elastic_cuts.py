@@ -13,7 +13,6 @@ from recycle.planner.dead_placement import least_time_us, spread_failures
 from recycle.planner.failure_normalization import normalized_problem
 from recycle.planner.model.load_split import work_line
 from recycle.planner.profiles.estimate import layer_costs
-from recycle.sim import iteration_times as timings
 from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
 from recycle.sim.model_layers import spread_layers
@@ -22,6 +21,7 @@ from recycle.sim.shared_layer_choice import expected_dead, shared_layers_of_job
 from recycle.sim.systems.constants import Constants, RecycleConstants
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
+from tests.sim.quick_plans import plan_quickly
 
 SHAPE = Shape(4, 4, 16)
 JOB = SimulatedJob.of("layers=16,hidden=2048,heads=16,sequence=2048,vocabulary=1,microbatch=4", "a100-80", SHAPE)
@@ -29,8 +29,7 @@ JOB = SimulatedJob.of("layers=16,hidden=2048,heads=16,sequence=2048,vocabulary=1
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
-    """Plans of these sizes take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 def test_layers_have_the_costs_of_the_estimate():

@@ -11,19 +11,15 @@ from recycle.core.plans.rules import check, makespan_us
 from recycle.core.profile import Link
 from recycle.planner.model.lower_bound import lower_bound
 from recycle.planner.problem_from_text import problem as describe
-from recycle.sim import iteration_times
 from recycle.sim import pipeline_groups as module
 from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.pipeline_groups import is_planned_in_groups, pipeline_groups, plan_groups
-
-EFFORT = 20_000
+from tests.sim.quick_plans import EFFORT, plan_quickly
 
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch):
-    monkeypatch.setattr(iteration_times, "EFFORT", EFFORT)
-    # Other processes would not know of the groups of this test.
-    monkeypatch.setattr(iteration_times, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
     monkeypatch.setattr(module, "MOST_WHOLE_OPS", 0)
     monkeypatch.setattr(module, "_GROUP_OPS", 0)
     monkeypatch.setattr(module, "_FEWEST_PIPELINES", 3)

@@ -10,13 +10,13 @@ import pytest
 from recycle.cli.simulation.advise_text import closeness
 from recycle.core.cluster import Shape
 from recycle.core.profile import Profile
-from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations
 from recycle.sim.advise.choices import SystemChoice
 from recycle.sim.advise.evaluations import SimulatedRuns
 from recycle.sim.advise.search import FoundChoice
 from tests.cli.commands import output_of, refusal
 from tests.cli.simulation.test_job_options import TAKEN
+from tests.sim.quick_plans import plan_quickly
 
 JOB = (
     "advise --model layers=4,hidden=1024,heads=8,sequence=512,vocabulary=1000 --gpu a100-80 --gpus 4 --gpus-per-server 1 "
@@ -27,8 +27,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small plans take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
     monkeypatch.setattr(evaluations.os, "cpu_count", lambda: 1)
 
 
@@ -61,7 +60,7 @@ def test_the_best_of_every_system_is_named_with_and_without_spares(cache: Path) 
 
 def test_a_second_call_answers_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answer(f"--cache {cache}")
-    monkeypatch.setattr(evaluations, "simulate_choice", lambda *_: pytest.fail("this was answered before"))
+    monkeypatch.setitem(evaluations.FUNCTIONS, "runs", lambda *_: pytest.fail("this was answered before"))
     assert answer(f"--cache {cache}") == before
 
 
@@ -86,7 +85,7 @@ def test_a_page_its_numbers_and_a_picture_are_written(cache: Path, folder: Path)
 
 def test_a_price_changes_no_simulation(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answer(f"--cache {cache}")
-    monkeypatch.setattr(evaluations, "simulate_choice", lambda *_: pytest.fail("this was answered before"))
+    monkeypatch.setitem(evaluations.FUNCTIONS, "runs", lambda *_: pytest.fail("this was answered before"))
     assert answer(f"--cache {cache} --gpu-price 3")["first"] == before["first"]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from recycle.core.events.trace import Trace
-from recycle.sim import iteration_times as timings
 from tests.cli.commands import output_of, refusal
+from tests.sim.quick_plans import plan_quickly
 
 JOB = "--model layers=6,hidden=2048,heads=16,sequence=2048,vocabulary=1 --gpu a100-80 --pipelines 3 --stages 2 --microbatches 4"
 FEW = "--systems recycle,oobleck,checkpoint-restart,checkpoint-restart-spare,ideal"
@@ -15,8 +15,7 @@ FEW = "--systems recycle,oobleck,checkpoint-restart,checkpoint-restart-spare,ide
 
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small plans take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 def facts(arguments: str) -> dict[str, Any]:

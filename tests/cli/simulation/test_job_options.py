@@ -8,10 +8,10 @@ import pytest
 from recycle.core.events.record import Started
 from recycle.core.events.record_file import write_record
 from recycle.core.profile import Profile
-from recycle.sim import iteration_times as timings
 from recycle.sim.systems.registry import SYSTEMS
 from tests.cli.commands import output_of, refusal
 from tests.recovery_records import LEFT
+from tests.sim.quick_plans import plan_quickly
 
 SHAPE = "--pipelines 2 --stages 2 --microbatches 4"
 TAKEN = {"device": "cuda", "machine": "NVIDIA H200", "torch": "2.11", "pipelines": 3, "samples": 2, "model": "GPT of width 64"}
@@ -19,8 +19,7 @@ TAKEN = {"device": "cuda", "machine": "NVIDIA H200", "torch": "2.11", "pipelines
 
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small plans take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from recycle.cli.main import main
 from recycle.core.events.record import Started
 from recycle.core.events.record_file import read_record
 from recycle.report.record.metrics import measure
-from recycle.sim import iteration_times as timings
 from recycle.sim.campaign import campaign
 from recycle.sim.systems.registry import SYSTEMS
 from tests.cli.commands import output_of, refusal
+from tests.sim.quick_plans import plan_quickly
 
 # Steps take some milliseconds; nothing here takes long to plan.
 JOB = "--model layers=6,hidden=512,heads=8,sequence=512,vocabulary=1000 --gpu a100-80 --pipelines 3 --stages 2 --microbatches 4"
@@ -29,9 +29,9 @@ MINUTE = 60_000_000
 
 
 @pytest.fixture(autouse=True)
-def _plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small plans take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+def _plan_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "documented" not in request.fixturenames:
+        plan_quickly(monkeypatch)
 
 
 def facts(arguments: str) -> dict[str, Any]:
@@ -452,7 +452,7 @@ def test_a_wrong_argument_is_explained(arguments: str, sentence: str, files: Pat
 def test_what_cannot_be_used_is_found_before_anything_is_planned(
     experiment: str, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timings, "_plan", lambda given: pytest.fail("planned in vain"))
+    monkeypatch.setattr("recycle.sim.iteration_times._plan", lambda given: pytest.fail("planned in vain"))
     assert refusal(f"simulate {JOB} {experiment}").startswith("recycle simulate: ")
 
 

@@ -7,24 +7,23 @@ import pytest
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.sim import iteration_times as timings
 from recycle.sim.advise import evaluations as advise_evaluations
 from recycle.sim.advise.advice import advise
 from recycle.sim.advise.choice_facts import choice_facts
 from recycle.sim.advise.choices import ELASTIC, MOST_CUT_STEPS, SystemChoice, all_choices, job_of, most_shared
-from recycle.sim.advise.evaluations import simulate_choice
+from recycle.sim.advise.evaluations import FUNCTIONS, simulate_choice
 from recycle.sim.advise.search import MARGIN, SearchLimits
 from recycle.sim.advise.upper_bounds import first_bound, refined_rate, shared_bound
 from recycle.sim.advise.verdict import FACTORS, FAILURES, PAUSES, REPAIRS, TIE, changed
 from tests.sim.advise.small_cluster import small_question
+from tests.sim.quick_plans import plan_quickly
 
 QUESTION = small_question()
 
 
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch):
-    """Plans of this size take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def advice(folder):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+        plan_quickly(patch)
         return advise(QUESTION, folder, num_processes=1)
 
 
@@ -104,8 +103,7 @@ def test_what_was_found_is_not_computed_again_and_an_interrupted_call_goes_on(fo
     paths = sorted(folder.glob("advice-*.json"))
     assert paths
     calls = []
-    real = advise_evaluations.simulate_choice
-    monkeypatch.setattr(advise_evaluations, "simulate_choice", lambda *given: calls.append(given) or real(*given))
+    monkeypatch.setitem(FUNCTIONS, "runs", lambda *given: calls.append(given) or simulate_choice(*given))
     assert advise(QUESTION, folder, num_processes=1).to_json() == advice.to_json()
     assert calls == []
     # A call that was interrupted has some evaluations: only the others are run.

@@ -8,12 +8,12 @@ from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Trace
 from recycle.report.record.metrics import measure
 from recycle.sim import failure_traces as failures
-from recycle.sim import iteration_times as timings
 from recycle.sim.campaign import campaign
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
 from tests.sim.jobs import small_job
+from tests.sim.quick_plans import plan_quickly
 
 SECOND = 1_000_000
 JOB = small_job()
@@ -23,8 +23,7 @@ TRACE = failures.periodic_trace(NODES, 400 * SECOND, 2000 * SECOND, seed=5, rejo
 
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch):
-    """Plans of this size take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 def context(folder=None):
@@ -40,7 +39,7 @@ def forbid_work(monkeypatch):
         raise AssertionError("this was answered before")
 
     monkeypatch.setattr(campaign, "simulate_trace", fail)
-    monkeypatch.setattr(timings, "_plan", fail)
+    monkeypatch.setattr("recycle.sim.iteration_times._plan", fail)
 
 
 def test_all_systems_go_through_the_same_trace(monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 from recycle.core.cluster import Shape
 from recycle.core.events.trace import Trace
 from recycle.report.record.metrics import measure
-from recycle.sim import iteration_times as timings
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.fault_free_rates import fault_free_rates
 from recycle.sim.failure_traces import quiet_trace, worker_names
@@ -14,14 +13,14 @@ from recycle.sim.job import SimulatedJob
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import BOUNDS, SYSTEMS, SystemContext
 from tests.sim.jobs import small_job
+from tests.sim.quick_plans import plan_quickly
 
 SECOND = 1_000_000
 
 
 @pytest.fixture(autouse=True)
 def _plan_here(monkeypatch):
-    """Small plans take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 def context(job=None):

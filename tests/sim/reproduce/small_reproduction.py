@@ -3,11 +3,11 @@
 import pytest
 
 from recycle.core.cluster import Shape
-from recycle.sim import iteration_times as timings
 from recycle.sim.reproduce import ablation, fail_slow, scale, thousand
 from recycle.sim.reproduce import planning_time as planner
 from recycle.sim.reproduce import throughput_table as table
 from recycle.sim.reproduce.published_numbers import PublishedRow
+from tests.sim.quick_plans import plan_quickly
 
 ROW = PublishedRow(
     "gpt3-medium", 2, 2, 27.58, {"bamboo": (19.47, 18.98, 15.24), "oobleck": (27.26, 25.37, 19.47), "recycle": None}
@@ -22,7 +22,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
         tick(len(answers))
         return answers
 
-    monkeypatch.setattr(timings, "parallel_map", here)
+    plan_quickly(monkeypatch)
     monkeypatch.setattr(table, "parallel_map", here)
     for module in (table, ablation):
         monkeypatch.setattr(module, "TABLE", (ROW,))

@@ -12,13 +12,13 @@ from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Spell
 from recycle.core.events.trace import Change, Slowdown, Trace
 from recycle.report.record.metrics import measure
-from recycle.sim import iteration_times as timings
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.systems.baselines import FaultScaled, Ideal
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, SystemContext, parse_systems
 from tests.sim.hand_made import HandMade, spell_rows, spells, trace
 from tests.sim.jobs import small_job
+from tests.sim.quick_plans import plan_quickly
 
 SECOND = 1_000_000
 SHAPES = (Shape(3, 2, 4), Shape(2, 3, 5), Shape(1, 2, 3), Shape(4, 1, 2))
@@ -53,8 +53,7 @@ def system(tmp_path_factory):
     """Every system, made once for each shape and constants: what one example planned, the next one knows."""
     folder = tmp_path_factory.mktemp("plans")
     monkeypatch = pytest.MonkeyPatch()
-    # Plans of these sizes take less time than the start of a process.
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
     @cache
     def make(name, shape, constants):

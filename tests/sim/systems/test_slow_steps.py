@@ -7,7 +7,6 @@ import pytest
 from recycle.core.cluster import Shape, Worker
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Change, Slowdown, Trace
-from recycle.sim import iteration_times as timings
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes
 from recycle.sim.job import SimulatedJob
@@ -17,6 +16,7 @@ from recycle.sim.systems.constants import Constants, RecycleConstants
 from recycle.sim.systems.recycle import Recycle
 from recycle.sim.systems.registry import SYSTEMS, SystemContext
 from recycle.sim.systems.slow_steps import link_delay_us, stretched
+from tests.sim.quick_plans import plan_quickly
 
 SECOND = 1_000_000
 JOB = SimulatedJob.of("layers=8,hidden=2048,heads=16,sequence=2048,vocabulary=1", "a100-80", Shape(2, 4, 16), scale=4.0)
@@ -26,8 +26,7 @@ SLOW = Worker(1, 2)
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
-    """Plans of these sizes take less time than the start of a process."""
-    monkeypatch.setattr(timings, "parallel_map", lambda function, given: [function(one) for one in given])
+    plan_quickly(monkeypatch)
 
 
 def members(slow=(), links=()):

@@ -72,7 +72,7 @@ def simulate_choice(question: ClusterQuestion, choice: SystemChoice, folder: Pat
     return SimulatedRuns(tuple(rates), {state: round(time / total, 9) for state, time in times.items()})
 
 
-_FUNCTIONS: Mapping[str, Callable[[ClusterQuestion, SystemChoice, Path | None], Any]] = {
+FUNCTIONS: dict[str, Callable[[ClusterQuestion, SystemChoice, Path | None], Any]] = {
     "runs": simulate_choice,
     "step": refined_rate,
     "bound": shared_bound,
@@ -83,7 +83,7 @@ _FUNCTIONS: Mapping[str, Callable[[ClusterQuestion, SystemChoice, Path | None], 
 def _order(case: _Case) -> tuple[bool, int]:
     """What takes longest comes first, so that short evaluations fill the end: simulations and steps that need plans."""
     what, _, choice = case
-    return not is_planned(choice.system), list(_FUNCTIONS).index(what)
+    return not is_planned(choice.system), list(FUNCTIONS).index(what)
 
 
 class Evaluations:
@@ -147,12 +147,12 @@ class Evaluations:
         """Yield each result as soon as it is there, so that an interrupted call has lost only what was under way."""
         if self._pool is None:
             for key, (what, question, choice) in cases.items():
-                yield key, _FUNCTIONS[what](question, choice, self._folder)
+                yield key, FUNCTIONS[what](question, choice, self._folder)
             return
         futures = {}
         for key in sorted(cases, key=lambda key: _order(cases[key])):
             what, question, choice = cases[key]
-            futures[submit(self._pool, _FUNCTIONS[what], question, choice, self._folder)] = key
+            futures[submit(self._pool, FUNCTIONS[what], question, choice, self._folder)] = key
         yield from ((futures[future], future.result()) for future in as_completed(futures))
 
     def _answers(self, digest: str) -> dict[str, dict[str, Any]]:
