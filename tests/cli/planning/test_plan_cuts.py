@@ -7,7 +7,7 @@ import pytest
 from recycle.core.plans.plan import Plan
 from tests.cli.commands import output_of, refusal, run
 
-SMALL = "--pipelines 3 --stages 4 --microbatches 6 --costs 40,52,36 --method greedy --time-limit 5"
+SMALL = "--pipelines 3 --stages 4 --microbatches 6 --costs 40,52,36 --method greedy --effort 20000"
 CUT = f"{SMALL} --layers 16 --shared-layers 2 --fail W1_2"
 
 
@@ -84,7 +84,7 @@ def test_an_estimate_has_layers_and_memory(tmp_path: Path) -> None:
     """The bytes of shared layers are those of the state that a worker holds more than it would without any."""
     profile = tmp_path / "profile.json"
     output_of(f"estimate --model gpt3-medium --gpu a100-80 --stages 4 --out {profile}")
-    command = f"plan --pipelines 2 --stages 4 --microbatches 8 --profile {profile} --time-limit 5"
+    command = f"plan --pipelines 2 --stages 4 --microbatches 8 --profile {profile} --effort 20000"
     facts, alone = (run(f"{command} --shared-layers {shared} --json").facts for shared in (1, 0))
     layer_bytes = 18 * (12 * 1024**2 + 13 * 1024)
     assert facts["memory"]["shared"][1:3] == pytest.approx([2 * layer_bytes] * 2, rel=1e-6)

@@ -119,6 +119,6 @@ def test_the_bound_is_at_most_the_optimum_of_all_cuts_and_greedy_is_near_it(prob
 def test_an_exact_method_does_not_raise_the_bound_beyond_what_other_cuts_could_reach() -> None:
     problem = recycle.problem(2, 2, 2, costs="8,12,8", comm=1, fail="W1_1", layers=8, shared_layers=2)
     for method in ("cpsat", "milp"):
-        plan = recycle.solve(problem, method, time_limit_s=10.0)
+        plan = recycle.solve(problem, method, effort=50_000)
         assert plan.quality.bound_us == lower_bound(problem)
-        assert plan.period_us <= recycle.solve(problem, "greedy").period_us
+        assert plan.period_us <= recycle.solve(problem, "greedy", effort=50_000).period_us

@@ -63,7 +63,9 @@ def weights(
 @pytest.mark.parametrize("make", [gpt, repeated])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_the_shape_changes_no_bit(make: Callable[[int], list[nn.Module]], autocast: torch.dtype | None) -> None:
-    shapes = [(3, 4, 0), (2, 2, 0), (4, 3, 0), (1, 1, 0), (2, 2, 1), (3, 4, 1)]
+    shapes = [(3, 4, 0), (1, 1, 0), (2, 2, 1)]
+    if autocast is None:  # in bfloat16 many processors take ten times as long
+        shapes += [(2, 2, 0), (4, 3, 0), (3, 4, 1)]
     found = {weights(make, (pipelines, stages), shared, autocast, 0.05) for pipelines, stages, shared in shapes}
     assert len(found) == 1
 
