@@ -12,6 +12,7 @@ from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.live_injection import LiveInjection
 from recycle.core.events.record import Changed, Stepped
 from recycle.dashboard.views.run_list import RunList
+from recycle.dashboard.web import page_stream
 from recycle.dashboard.web.guard import Access
 from recycle.dashboard.web.routes import PAGE, PageServer
 from recycle.dashboard.web.serve import ServerOptions, http_server, listening, page_url
@@ -277,6 +278,27 @@ def test_changes_are_pushed_to_every_page(served):
         assert message["waiting"] == "W1_1 left: the others stop, plan and regroup"
     for connection in connections:
         connection.close()
+
+
+def test_steps_wait_for_each_other_where_many_pages_are_open_and_a_death_waits_for_nothing(served, monkeypatch):
+    monkeypatch.setattr(page_stream, "_STEPS_S_A_PAGE", 1000.0)
+    monkeypatch.setattr(page_stream, "_LONGEST_STEPS_S", 1000.0)
+    monkeypatch.setattr(page_stream, "_BEAT_S", 0.3)
+    port, writer = served
+    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", "/api/run/stream?id=a")
+        answer, deadline_s = connection.getresponse(), time.monotonic() + 20
+        next_message(answer, deadline_s)
+        writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0))
+        next_message(answer, deadline_s)  # the first step is news: the job waits for nothing any more
+        writer.write(Stepped(1, 9_100_000, 4.4, 1.0, 1.0))
+        while (line := answer.readline()) != b": still here\n":
+            assert not line.startswith(b"data: ")
+            assert time.monotonic() < deadline_s
+        writer.write(Stepped(2, 9_200_000, 4.3, 1.0, 1.0), Changed(10_000_000, "W1_1", False, 3))
+        message = next_message(answer, deadline_s)
+    assert message["workers"]["W1_1"] == {"state": "dead"}
+    assert message["points"]["loss"] == [[9.1, 4.4], [9.2, 4.3]]
 
 
 def test_a_head_that_is_too_long_is_refused(served):

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from recycle.dashboard.reading.run_reader import PART_BYTES, RunReader
-from recycle.dashboard.views.overview import has_ended, overview_head, points_since, recovery, spent_time
+from recycle.dashboard.views.overview import has_ended, overview_head, points_since, recovery, spent_time, waits_for
 
 # How often a record is looked at, and how often pages hear that the server is there.
 _LOOK_S, _BEAT_S = 0.2, 10.0
+# News goes to all pages at once. Steps alone wait so long for each page that is open: many pages cost little more than one.
+_STEPS_S_A_PAGE, _LONGEST_STEPS_S = 0.02, 1.0
 # Shares of time are computed from all spells: at most so much of the time goes into that.
 _SHARE_OF_TIME = 0.02
 
@@ -28,6 +30,8 @@ class PageStream:
         self._task: asyncio.Task[None] | None = None
         self._shares_due_s = 0.0
         self._pushed: tuple[int, int, str, bool] = (0, 0, "", False)
+        self._news: object = None
+        self._pushed_at_s = 0.0
         self._counts = (0, 0, 0)
         self._workers: dict[str, Any] = {}
 
@@ -48,10 +52,7 @@ class PageStream:
         try:
             yield b"retry: 1000\n\n"
             while True:
-                try:
-                    yield await asyncio.wait_for(queue.get(), _BEAT_S)
-                except TimeoutError:
-                    yield b": still here\n\n"
+                yield await queue.get()
         finally:
             self._pages.discard(queue)
 
@@ -61,11 +62,22 @@ class PageStream:
         while self._pages:
             async with self._lock:
                 await asyncio.to_thread(run.read, PART_BYTES)
-                if (now := (run.generation, run.version, run.problem, has_ended(run))) != self._pushed:
+                if self._is_due(now := (run.generation, run.version, run.problem, has_ended(run))):
                     self._push(await asyncio.to_thread(self._change))
                     self._pushed = now
                     self._counts = len(run.columns.at_us), len(run.columns.spell_end_us), len(run.recoveries)
+            if time.monotonic() > self._pushed_at_s + _BEAT_S:
+                self._beat()
             await asyncio.sleep(_LOOK_S)
+
+    def _is_due(self, now: tuple[int, int, str, bool]) -> bool:
+        """Whether there is something to push: news, or steps that have waited long enough."""
+        if now == self._pushed:
+            return False
+        run, before = self._run, self._news
+        self._news = (dict(run.state.places), dict(run.state.facts.speeds), len(run.recoveries), waits_for(run), now[0], now[2:])
+        wait_s = min(_LONGEST_STEPS_S, _STEPS_S_A_PAGE * len(self._pages))
+        return self._news != before or time.monotonic() >= self._pushed_at_s + wait_s
 
     def _change(self) -> bytes:
         """Return what changed since the last push: a page that has the version of that push needs nothing else."""
@@ -87,7 +99,15 @@ class PageStream:
             self._shares_due_s = began_s + max(1.0, (time.monotonic() - began_s) / _SHARE_OF_TIME)
         return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
 
+    def _beat(self) -> None:
+        """Tell the pages that have read everything that the server is there."""
+        self._pushed_at_s = time.monotonic()
+        for queue in self._pages:
+            if queue.empty():
+                queue.put_nowait(b": still here\n\n")
+
     def _push(self, change: bytes) -> None:
+        self._pushed_at_s = time.monotonic()
         for queue in self._pages:
             if queue.full():
                 queue.get_nowait()
