@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
-from recycle.core.events.record import Changed, Recovered, Stepped
-from recycle.core.events.record_file import RecordWriter
+from recycle.core.events.record import Changed, Recovered, Started, Stepped
+from recycle.core.events.record_file import RecordWriter, write_record
 from recycle.core.plans.plan_source import PlanFolder
 from tests.dashboard.browser import PHONE, WIDE, find_violations, needs_browser, open_page, serving, started_browser, wait_until
 from tests.dashboard.run_folders import growing, hostile_events, write_run
@@ -164,6 +165,19 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser, runs, problems):
         page.wait_for_selector("h1")
         page.wait_for_timeout(250)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"], view
+
+
+def test_on_a_phone_no_worker_hides_another(browser, tmp_path, problems):
+    write_record(tmp_path / "wide.jsonl", [Started("simulate", "wide", (3, 8, 8)), Changed(1_000_000, "W1_2", False, 23)])
+    with serving(tmp_path) as address:
+        page = open_page(browser, f"{address}#/run/wide.jsonl/overview", problems, viewport=PHONE)
+        page.wait_for_selector("button[data-worker=W1_2].state-dead")
+        places = page.evaluate(
+            "() => [...document.querySelectorAll('button[data-worker]')].map(e => [e, e.getBoundingClientRect()])"
+            ".map(([e, box]) => [e.dataset.row, box.left, box.right])"
+        )
+    assert len(places) == 24
+    assert all(row != other or right <= left for (row, _, right), (other, left, _) in pairwise(places))
 
 
 def test_workers_are_reached_by_arrow_keys(browser, runs, problems):
