@@ -90,3 +90,12 @@ def test_one_failure_in_every_stage_costs_a_synchronous_optimizer_no_more_than_o
 
 def test_only_the_peers_of_the_dead_worker_need_memory_for_six() -> None:
     assert_proven(solved("W1_2", ALL, "4,3,6,2"), 27)
+
+
+@pytest.mark.parametrize(("shape", "slots"), [((4, 4, 8), 42), ((4, 8, 16), 87)])
+def test_adaptive_alone_in_the_memory_of_1f1b_is_planned_as_well_in_larger_shapes(
+    shape: tuple[int, int, int], slots: int
+) -> None:
+    tight = ",".join(str(shape[1] - stage) for stage in range(shape[1]))
+    problem = recycle.problem(*shape, fail="W1_2", costs=(1, 1, 1), memory=tight, techniques="adaptive")
+    assert_proven(recycle.solve(problem), slots)
