@@ -12,6 +12,7 @@ import pytest
 from recycle.core.events.record import Changed, Recovered, Started, Stepped
 from recycle.core.events.record_file import RecordWriter, write_record
 from recycle.core.plans.plan_source import PlanFolder
+from tests.chaos.job_processes import hit, processes_of
 from tests.dashboard.browser import PHONE, WIDE, find_violations, needs_browser, open_page, serving, started_browser, wait_until
 from tests.dashboard.run_folders import growing, hostile_events, write_run
 from tests.recovery_records import EPOCHS, degraded_plan
@@ -252,15 +253,24 @@ def test_a_run_that_has_not_begun_is_waited_for(browser, problems, tmp_path):
     problems.clear()
 
 
-def test_a_click_kills_a_worker_of_a_real_run_and_another_click_starts_one(browser, problems, tmp_path):
+def goes_on(page):
+    """Wait until the page has shown steps that were done after this call."""
+    page.wait_for_selector("text=Training.", timeout=120_000)
+    steps = page.evaluate("() => window.recycle.run().data.steps_done")
+    wait_until(page, f"window.recycle.run().data.steps_done > {steps} + 20")
+
+
+def test_clicks_kill_and_start_a_worker_of_a_real_run_and_the_page_outlives_a_coordinator(browser, problems, tmp_path):
     shape = "--pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 16 --context 16"
     flags = f"--steps 100000 --no-follow-speeds --json-lines --out {tmp_path}/a --dashboard 0 --allow-injection"
     command = [sys.executable, "-m", "recycle", "train", *shape.split(), *flags.split()]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as run:
         try:
-            address = next(line for line in run.stderr if "the page of this run" in line).split("http")[1].split('"')[0]
+            found = next(line for line in run.stderr if "the page of this run" in line)
+            address = f"http{found.split('http')[1].split(chr(34))[0]}"
             threading.Thread(target=run.stderr.read, daemon=True).start()  # so that the pipe is never full
-            page = open_page(browser, f"http{address}", problems)
+            page = open_page(browser, address, problems)
             page.wait_for_selector("text=Training.", timeout=120_000)
             assert "token" not in page.url
             page.click("button[data-worker=W1_1]")
@@ -279,6 +289,14 @@ def test_a_click_kills_a_worker_of_a_real_run_and_another_click_starts_one(brows
             page.click("[data-action=start]")
             page.wait_for_selector("button[data-worker=W1_1].state-alive", timeout=120_000)
             wait_until(page, "window.recycle.run().data.recoveries.some(one => one.joins)")
+            (coordinator,) = (process.pid for process in processes_of(run.pid) if process.kind == "coordinator")
+            hit(coordinator, 0.0)
+            goes_on(page)
+            page.reload()
+            goes_on(page)
+            page.context.close()
+            page = open_page(browser, address, problems)
+            goes_on(page)
         finally:
             run.terminate()
             assert run.wait(60) == 143
