@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -50,10 +50,13 @@ def rendezvous_of(num_workers: int, requests: list[tuple[int, StoreRequest]] | N
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Call all in threads of their own, and return what they return; the first error of one is that of all."""
+    """Call all in threads of their own, and return what they return; the error that came first is that of all."""
     with ThreadPoolExecutor(len(calls)) as pool:
         begun = [pool.submit(call) for call in calls]
-        return [one.result(PATIENCE_S) for one in begun]
+        ended, _ = wait(begun, PATIENCE_S, FIRST_EXCEPTION)
+        for one in ended:
+            one.result()
+        return [one.result(0) for one in begun]
 
 
 def transport_spec(specs: Mapping[int, TensorSpec | BoundarySpec] | None = None, num_chains: int = 1) -> TransportSpec:
