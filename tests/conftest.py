@@ -39,6 +39,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         warm_context()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Keep the names of tests that failed by an assertion or a crash: CI never runs these again, as it may others."""
+    failed = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
+    if config.cache is not None:
+        config.cache.set("recycle/failed_for_good", [report.nodeid for report in failed if not _is_late_or_broken_off(report)])
+
+
+def _is_late_or_broken_off(report: pytest.TestReport) -> bool:
+    """Whether a test was ended by its time limit, or by an exception other than an assertion."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return False
+    return crash.message.startswith("Failed: Timeout") or not crash.message.startswith(("assert", "AssertionError", "Failed"))
+
+
 # The files that take longest. They come first in every worker's share, so that short tests fill the end.
 LONG = (
     "runtime/execute/test_reference_executor.py",
