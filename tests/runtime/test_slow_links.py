@@ -24,10 +24,10 @@ def test_a_slow_link_is_named_with_its_factor_and_since_when() -> None:
     seen = run(*others, f"slow-link {LINK}@6+60ms", steps=24, follows=False)
     first = seen.of(LinkChanged)[0]
     assert first.link == LINK
-    assert first.speed == pytest.approx(0.25, abs=0.09)
-    assert first.time_us == pytest.approx(80_000, rel=0.3)
-    assert first.usual_us == pytest.approx(20_000, rel=0.6)
-    assert 4 <= first.iteration <= 12  # the report of an iteration has the messages of the next one's warm-up
+    assert first.speed == pytest.approx(0.25, abs=0.15)
+    assert 75_000 < first.time_us < 120_000  # no message comes early, and on a busy machine some come late
+    assert 19_000 < first.usual_us < 45_000
+    assert 4 <= first.iteration <= 18  # the report of an iteration has the messages of the next one's warm-up
     assert {change.link for change in seen.of(LinkChanged)} == {LINK}
 
 
@@ -56,7 +56,7 @@ def test_peers_exchange_their_places_and_messages_go_around_a_slow_link(tmp_path
     ends_us = [event.at_us for event in seen.of(Stepped)]
     took_us = [after - before for before, after in pairwise(ends_us)]
     slow_us, around_us = median(took_us[6 : change.iteration - 1]), median(took_us[change.iteration + 1 :])
-    assert around_us < slow_us - 80_000
+    assert around_us < slow_us - 40_000
     assert seen.trained is not None
     assert not seen.trained.dead
 
