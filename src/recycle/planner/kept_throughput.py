@@ -22,12 +22,14 @@ class KeptThroughput:
     fault_free_us: int
 
 
-def kept_throughput(plan: Plan, method: str, time_limit_s: float | None, before: Problem | None = None) -> KeptThroughput:
+def kept_throughput(
+    plan: Plan, method: str, time_limit_s: float | None, before: Problem | None = None, effort: int = DEFAULT_EFFORT
+) -> KeptThroughput:
     """Make the fault-free plan of the same problem, or of the one `before` layers moved, and compare."""
     whole = replace(before or plan.problem, cluster=Cluster(plan.problem.shape), speeds=())
     # Half of the effort, as for each of the distributions that a plan for any failures is chosen from.
     is_same = whole == plan.problem
-    fault_free_us = plan.period_us if is_same else solve(whole, method, time_limit_s, DEFAULT_EFFORT // 2).period_us
+    fault_free_us = plan.period_us if is_same else solve(whole, method, time_limit_s, -(-effort // 2)).period_us
     return KeptThroughput(fault_free_us / plan.period_us, live_share(plan.problem), fault_free_us)
 
 

@@ -162,7 +162,7 @@ def run_plan(args: argparse.Namespace) -> None:
         # Without these options a plan is made as ever, and no second one is needed to compare it with.
         is_compared = problem.shared_layers or problem.speeds or answer is not None
         before = problem if answer is not None else None
-        kept = kept_throughput(plan, args.method, args.time_limit, before) if is_compared else None
+        kept = kept_throughput(plan, args.method, args.time_limit, before, _effort(args)) if is_compared else None
     if args.out:
         plan.save(args.out)
     if args.json:
