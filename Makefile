@@ -8,12 +8,13 @@ TYPES_OF_BENCHMARKS := MYPYPATH=src:benchmarks $(BIN)/mypy benchmarks/*.py
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow check format bench bench-gpu chaos soak pictures docs clean help
+.PHONY: demo test test-slow test-properties check format bench bench-gpu chaos soak pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests: about twenty minutes on two cores"
-	@echo "make test-slow   run the tests that make test leaves out, and all examples of properties"
+	@echo "make test-slow   run the tests that make test leaves out"
+	@echo "make test-properties   try all examples of properties; make test tries a part of them"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
 	@echo "make chaos   two million simulated schedules of failures, and failures of real processes: hours"
@@ -32,7 +33,7 @@ demo: $(READY)
 	@$(BIN)/recycle demo --dashboard 0 --allow-injection --out build/demo
 
 # The kernels of the planner and the assertions of tests are compiled once, beside the types, and not by every test process.
-# `make test-slow` runs the tests that are marked slow, and properties again with all of their examples.
+# `make test-slow` runs the tests that are marked slow, `make test-properties` properties again with all of their examples.
 # Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines, etcd and a browser, which are tested in CI.
 IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
 	--ignore tests/integrations/test_slurm.py --ignore tests/integrations/test_ray.py --ignore tests/integrations/test_kubernetes_processes.py \
@@ -47,7 +48,10 @@ test: $(READY)
 	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow"
 
 test-slow: $(READY)
-	$(IN_PARALLEL) -m "slow or hypothesis"
+	$(IN_PARALLEL) -m slow
+
+test-properties: $(READY)
+	$(IN_PARALLEL) -m hypothesis
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -23,7 +23,7 @@ settings.load_profile("local")
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# `make test` tries a part of the examples of each property; `make test-slow` tries all of them. Without the variable, all.
+# `make test` tries a part of the examples of each property; `make test-properties` tries all of them. Without the variable, all.
 SHARE_OF_EXAMPLES = float(os.environ.get("SHARE_OF_EXAMPLES", "1"))
 FEWEST_EXAMPLES = 10
 
