@@ -9,6 +9,8 @@ from recycle.runtime.compute.seeds import seed_of
 # Sums inside an op depend on how many threads share it; workers have one each.
 torch.set_num_threads(1)
 WIDTH, BATCH = 16, 2
+# A killed process is known at once, by its connection; one that lives may be late on a busy machine, and must not be fenced.
+LEASE_S = 15.0
 
 
 def greedy_plan(shape, fail="", techniques="adaptive,decoupled,staggered", **options):

@@ -15,7 +15,7 @@ from recycle.runtime.compute.elastic_stage import elastic_stages
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import EvaluationOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import WIDTH, Numbers, greedy_plan, loss, sgd
+from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, greedy_plan, loss, sgd
 from tests.runtime.recovery_runs import ALL, SYNCHRONOUS, problem
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -123,7 +123,7 @@ def in_processes(*lines, techniques=ALL, shared=0, **options):
             *SHAPE, costs=(10, 13, 9), comm=1, techniques=techniques, layers=NUM_LAYERS, shared_layers=shared
         )
     script = Script.of([Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines], wanted.shape, STEPS)
-    options = TrainOptions(0, True, failures=FailureOptions(Planner(wanted), script, restarts=0), **options)
+    options = TrainOptions(0, True, failures=FailureOptions(Planner(wanted), script, lease_s=LEASE_S, restarts=0), **options)
     events = []
     job = Job(recycle.solve(wanted, "greedy"), stages(), Numbers(), loss, sgd, STEPS, options=options)
     return launch(job, events.append), sum(isinstance(event, Recovered) for event in events)

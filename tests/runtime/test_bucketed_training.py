@@ -10,7 +10,7 @@ from recycle.core.events.record import Recovered
 from recycle.planner.live_planner import Planner
 from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.compute.gradients import make_sums
-from tests.runtime.jobs import WIDTH, Numbers, greedy_plan, loss
+from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, greedy_plan, loss
 from tests.runtime.reference_executor import ReferenceExecutor
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,7 +31,7 @@ def test_workers_that_die_while_buckets_are_summed_change_no_bit():
     assert len(make_buckets(make_sums(wide_stage().parameters(), 3, is_exact=True))) == 3
     plan, events = greedy_plan((3, 1, 1)), []
     kills = [Injection.parse(Action.KILL, place) for place in ("W1_0@1:last", "W0_0@2:reduce")]
-    failures = recycle.FailureOptions(Planner(plan.problem), Script.of(kills, plan.problem.shape, STEPS))
+    failures = recycle.FailureOptions(Planner(plan.problem), Script.of(kills, plan.problem.shape, STEPS), lease_s=LEASE_S)
     options = recycle.TrainOptions(SEED, is_exact=True, failures=failures)
     run = recycle.train(plan, [wide_stage()], Numbers(), loss, sgd, steps=STEPS, out=None, options=options, watch=events.append)
     assert sum(isinstance(event, Recovered) for event in events) == 2

@@ -15,7 +15,7 @@ from recycle.core.plans.plan import Plan
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import WIDTH, Numbers, adamw, loss
+from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, loss
 from tests.runtime.random_cuts import RandomCuts
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -50,7 +50,7 @@ def run(
     source = RandomCuts(problem(), LAYERS, shared) if shared else recycle.Planner(problem())
     plan = plan or source.answer(frozenset()).plan
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
-    failures = FailureOptions(source, Script.of(injections, plan.problem.shape, steps))
+    failures = FailureOptions(source, Script.of(injections, plan.problem.shape, steps), lease_s=LEASE_S)
     checkpoint = CheckpointOptions(2 if out is not None else 0, resume=resume)
     options = TrainOptions(SEED, True, MAX_NORM, checkpoint=checkpoint, failures=failures)
     events: list[Event] = []

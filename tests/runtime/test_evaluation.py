@@ -17,7 +17,7 @@ from recycle.core.events.record import Evaluated, OpRan, Spell, Stepped
 from recycle.core.events.record_file import RECORD, read_record
 from recycle.planner.live_planner import Planner
 from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import WIDTH, adamw, loss, make_stages
+from tests.runtime.jobs import LEASE_S, WIDTH, adamw, loss, make_stages
 from tests.runtime.recovery_runs import ALL, SYNCHRONOUS, problem
 
 torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def train(
         True,
         evaluation=EvaluationOptions(Curves(2, 19), EVERY) if evaluation is None else evaluation,
         checkpoint=CheckpointOptions(3, resume=resume),
-        failures=FailureOptions(Planner(wanted), script, restarts=0),
+        failures=FailureOptions(Planner(wanted), script, lease_s=LEASE_S, restarts=0),
         **options,
     )
     plan = recycle.solve(recycle.problem(*SHAPE, fail=fail, costs=(10, 13, 9), comm=1, techniques=techniques), "greedy")

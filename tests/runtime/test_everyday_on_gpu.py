@@ -19,6 +19,7 @@ from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.runtime.data_runs import SAMPLES, SEED, SHAPE, WIDTH, Sentences, problem, sgd
+from tests.runtime.jobs import LEASE_S
 
 DEVICE = "cuda"
 pytestmark = [
@@ -65,7 +66,7 @@ def loss(made, targets):
 def run(*lines, data=PADDED, **options):
     wanted = problem()
     script = Script.of([Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines], wanted.shape, STEPS)
-    failures = FailureOptions(Planner(wanted), script, lease_s=5.0, restarts=0)
+    failures = FailureOptions(Planner(wanted), script, lease_s=LEASE_S, restarts=0)
     options = TrainOptions(SEED, True, device=DEVICE, data=data, failures=failures, **options)
     plan = recycle.solve(wanted, "greedy", effort=20_000)
     events = []

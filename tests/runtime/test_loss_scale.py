@@ -18,7 +18,7 @@ from recycle.planner.live_planner import Planner
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import BATCH, WIDTH, Numbers, loss, sgd, small_stages
+from tests.runtime.jobs import BATCH, LEASE_S, WIDTH, Numbers, loss, sgd, small_stages
 from tests.runtime.recovery_runs import ALL, SYNCHRONOUS, problem
 
 torch.set_num_threads(1)
@@ -107,7 +107,7 @@ def job(*lines, techniques=ALL, steps=STEPS, out=None, resume=False, make=small_
         autocast=torch.float16,
         loss_scale=scale,
         checkpoint=CheckpointOptions(4, resume=resume),
-        failures=FailureOptions(Planner(wanted), script, restarts=0),
+        failures=FailureOptions(Planner(wanted), script, lease_s=LEASE_S, restarts=0),
     )
     return Job(recycle.solve(wanted, "greedy"), make(shape[1]), Numbers(), loss, sgd, steps, out=out, options=options)
 

@@ -15,7 +15,7 @@ from recycle.runtime.checkpoint.files import find_checkpoints, read_checkpoint
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import CheckpointOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import WIDTH, Numbers, adamw, loss
+from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, loss
 from tests.runtime.random_layers import RandomLayers
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -58,7 +58,9 @@ def run(
     source = RandomLayers(problem(shared), seed, may_move)
     plan = source.answer(frozenset()).plan
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
-    failures = FailureOptions(source, Script(tuple(injections)))  # `Script.of` knows only copies to workers that rejoin
+    failures = FailureOptions(
+        source, Script(tuple(injections)), lease_s=LEASE_S
+    )  # `Script.of` knows only copies to workers that rejoin
     checkpoint = CheckpointOptions(2 if out is not None else 0, keep=9, resume=resume)
     options = TrainOptions(SEED, True, MAX_NORM, checkpoint=checkpoint, failures=failures)
     events: list[Event] = []

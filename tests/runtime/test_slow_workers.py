@@ -22,7 +22,7 @@ from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import FailureOptions, TrainOptions
-from tests.runtime.jobs import WIDTH, Numbers, adamw, loss
+from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, loss
 from tests.runtime.reference_executor import ReferenceExecutor
 
 pytestmark = pytest.mark.timeout(300)
@@ -123,7 +123,7 @@ def run(
     source = recycle.Planner(wanted, may_move=False)
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
     script = Script.of(injections, wanted.shape, steps)
-    failures = FailureOptions(source, script, restarts=restarts, follow_speeds=follows)
+    failures = FailureOptions(source, script, lease_s=LEASE_S, restarts=restarts, follow_speeds=follows)
     options = TrainOptions(SEED, True, failures=failures)
     watched = Watched(act)
     job = Job(source.answer(frozenset()).plan, stages(), Numbers(), loss, adamw, steps, out=out, options=options)

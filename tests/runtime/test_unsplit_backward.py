@@ -20,7 +20,7 @@ from recycle.runtime.compute.microbatches import MicroBatches
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import EvaluationOptions, FailureOptions, TrainOptions
-from tests.runtime.jobs import WIDTH, Numbers, adamw, greedy_plan, loss, make_stages, sgd
+from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, greedy_plan, loss, make_stages, sgd
 from tests.runtime.recovery_runs import ALL, problem
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -82,7 +82,7 @@ def test_layers_that_inductor_compiles_come_to_the_same_weights_whoever_is_dead(
 def job(*lines, stages=None, plan=None, **options):
     wanted = problem(SHAPE, ALL)
     script = Script.of([Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines], wanted.shape, STEPS)
-    options = TrainOptions(0, True, failures=FailureOptions(Planner(wanted), script, restarts=0), **options)
+    options = TrainOptions(0, True, failures=FailureOptions(Planner(wanted), script, lease_s=LEASE_S, restarts=0), **options)
     plan = plan or recycle.solve(wanted, "greedy")
     return Job(plan, stages or make_stages(SHAPE[1], 0.1), Numbers(), loss, sgd, STEPS, samples=2, options=options)
 

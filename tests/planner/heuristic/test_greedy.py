@@ -75,7 +75,7 @@ def test_a_time_limit_ends_the_search() -> None:
     recycle.solve(problem, "greedy", effort=1)  # the scheduler is compiled on its first use
     began = time.monotonic()
     plan = recycle.solve(problem, "greedy", time_limit_s=0.5)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert check(plan) == []
 
 

@@ -12,7 +12,7 @@ from recycle.core.events.record import Recovered
 from recycle.core.plans.library import without_failures
 from recycle.runtime.compute.microbatches import MicroBatches
 from tests.runtime.cutting.causal_models import Lines, Sentences, make_model
-from tests.runtime.jobs import greedy_plan
+from tests.runtime.jobs import LEASE_S, greedy_plan
 from tests.runtime.reference_executor import ReferenceExecutor
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def test_losses_are_those_of_the_whole_model_whoever_is_dead(name, dataset):
 def in_processes(name, plan, *kills, **given):
     """A run of real processes, and its stages; every kill makes one recovery."""
     script = Script(tuple(Injection.parse(Action.KILL, kill) for kill in kills))
-    failures = recycle.FailureOptions(recycle.Planner(without_failures(plan.problem)), script, restarts=0)
+    failures = recycle.FailureOptions(recycle.Planner(without_failures(plan.problem)), script, lease_s=LEASE_S, restarts=0)
     options, events = recycle.TrainOptions(SEED, is_exact=True, quiet=True, failures=failures), []
     stages = recycle.cut(make_model(name), stages=2)
     how = {"steps": STEPS, "samples": SAMPLES, "options": options, "watch": events.append, **given}

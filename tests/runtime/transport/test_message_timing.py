@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(60)
 FIRST, LAST = Worker(0, 0), Worker(0, 1)
 SPEC = transport_spec({0: TensorSpec((2, 3), torch.float32)}, num_chains=4)
-LATE_S, DELAY_S = 0.5, 0.4
+LATE_S, DELAY_S = 1.5, 1.2
 
 
 class Pair:

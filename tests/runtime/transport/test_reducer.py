@@ -46,7 +46,7 @@ def test_a_wait_ends_with_the_epoch_also_if_gloo_goes_on_waiting():
         reducer.wait(begun)
     began_s = time.monotonic()
     reducer.close()
-    assert time.monotonic() < began_s + 1  # nothing is being written
+    assert time.monotonic() < began_s + 15  # half of what gloo takes: nothing is being written
     with pytest.raises(TransportBroken):
         reducer.begin(torch.zeros(1))
     gloo_ends.set()
