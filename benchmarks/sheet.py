@@ -155,7 +155,7 @@ def _output(*command: str) -> str:
 
 
 def measure(sections: list[Section], console: Console) -> Results:
-    """Run every case, showing which; print each table when it is whole."""
+    """Run every case, showing which; print each table when it is whole. A log, which shows no bar, gets every row at once."""
     results: Results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -166,6 +166,8 @@ def measure(sections: list[Section], console: Console) -> Results:
                 progress.update(task, description=f"{section.name}: {case.label}")
                 rows.append(case.run())
                 progress.advance(task)
+                if not progress.console.is_terminal:
+                    print(f"{section.name}: {' | '.join(rows[-1])}", file=sys.stderr, flush=True)
             _print(section, rows, console)
     return results
 
