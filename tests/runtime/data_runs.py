@@ -1,6 +1,5 @@
 """Runs of real processes on data of many kinds: undisturbed, with workers that die, and killed and resumed."""
 
-import datasets
 import torch
 from torch import nn
 
@@ -110,6 +109,8 @@ class Stateful(Counted):
 
 def hugging_face():
     """A stream of Hugging Face, of rows that are mapped as they are read."""
+    import datasets  # takes seconds, and only this kind needs it
+
     rows = datasets.Dataset.from_dict({"number": list(range(200))}).to_iterable_dataset(num_shards=6)
     return rows.map(_with_numbers)
 

@@ -198,7 +198,7 @@ def test_another_coordinator_knows_the_speeds_of_the_plan_in_its_journal(tmp_pat
 
 
 def test_a_worker_that_is_far_too_slow_is_left_out_and_not_started_again() -> None:
-    seen = run(f"slow {SLOW}@3:x0.03", restarts=3)
+    seen = run(f"slow {SLOW}@3:x0.05", restarts=3)
     (left,) = [event for event in seen.of(Recovered) if "left out" in event.cause]
     assert left.workers == (SLOW,)
     assert left.redone_ops == 0
