@@ -12,7 +12,7 @@ from recycle.core.plans.row_programs import row_programs
 from recycle.core.problem import Problem
 from recycle.core.profile import Profile, StageProfile
 from recycle.planner.failure_normalization import least_bound
-from recycle.planner.kept_throughput import kept_throughput
+from recycle.planner.kept_throughput import fault_free_period_us, kept_throughput
 from recycle.planner.live_planner import Planner, renamed
 from recycle.planner.model.load_bound import LoadBound
 from recycle.planner.model.lower_bound import lower_bound
@@ -93,7 +93,7 @@ def test_the_bound_by_load_holds_without_shared_layers_too(problem: Problem) -> 
 def test_one_dead_worker_of_32_costs_less_than_5_percent() -> None:
     problem = recycle.problem(4, 8, 32, costs="10,13,9", fail="W1_2", layers=32, shared_layers=2)
     plan = recycle.solve(problem, "greedy", effort=1_000_000)
-    found = kept_throughput(plan, "greedy", 20)
+    found = kept_throughput(plan, fault_free_period_us(problem, "greedy", 20))
     assert found.fault_free_us == 1024
     assert found.kept >= 0.94
     assert round(found.live_share, 4) == 0.9688
@@ -113,7 +113,7 @@ def test_uneven_stages_are_levelled_with_nobody_dead() -> None:
 def test_a_slow_worker_costs_about_what_it_lacks() -> None:
     problem = recycle.problem(3, 4, 24, costs="100,130,90", layers=24, shared_layers=2, speeds="W1_2=0.6")
     plan = recycle.solve(problem, "greedy", effort=2_000_000)
-    assert kept_throughput(plan, "greedy", 20).kept >= 0.93
+    assert kept_throughput(plan, fault_free_period_us(problem, "greedy", 20)).kept >= 0.93
     assert plan.problem.speeds == ((Worker(1, 2), 0.6),)
 
 

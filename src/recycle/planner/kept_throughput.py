@@ -22,14 +22,19 @@ class KeptThroughput:
     fault_free_us: int
 
 
-def kept_throughput(
-    plan: Plan, method: str, time_limit_s: float | None, before: Problem | None = None, effort: int = DEFAULT_EFFORT
-) -> KeptThroughput:
-    """Make the fault-free plan of the same problem, or of the one `before` layers moved, and compare."""
-    whole = replace(before or plan.problem, cluster=Cluster(plan.problem.shape), speeds=())
+def fault_free_problem(problem: Problem) -> Problem:
+    """The same problem with all workers alive and none slow."""
+    return replace(problem, cluster=Cluster(problem.shape), speeds=())
+
+
+def fault_free_period_us(problem: Problem, method: str, time_limit_s: float | None, effort: int = DEFAULT_EFFORT) -> int:
+    """The period of the fault-free plan of the same shape and options."""
     # Half of the effort, as for each of the distributions that a plan for any failures is chosen from.
-    is_same = whole == plan.problem
-    fault_free_us = plan.period_us if is_same else solve(whole, method, time_limit_s, -(-effort // 2)).period_us
+    return solve(fault_free_problem(problem), method, time_limit_s, -(-effort // 2)).period_us
+
+
+def kept_throughput(plan: Plan, fault_free_us: int) -> KeptThroughput:
+    """Compare a plan with the fault-free one, whose period is given."""
     return KeptThroughput(fault_free_us / plan.period_us, live_share(plan.problem), fault_free_us)
 
 

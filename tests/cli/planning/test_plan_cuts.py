@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from recycle.cli.planning import plan as plan_command
 from recycle.core.plans.plan import Plan
 from tests.cli.commands import output_of, refusal, run
 
@@ -16,6 +17,13 @@ def test_json_says_what_is_kept_and_what_is_alive() -> None:
     assert facts["kept"] == round(facts["fault_free_period"] / facts["period"], 4)
     assert 0.8 < facts["kept"] <= 1
     assert facts["live_share"] == round(11 / 12, 4)
+
+
+def test_a_large_plan_is_compared_with_one_that_is_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = run(f"plan {CUT} --json").facts
+    monkeypatch.setattr(plan_command, "_LARGE_OPS", 1)
+    beside = run(f"plan {CUT} --json").facts
+    assert {**beside, "seconds": 0} == {**alone, "seconds": 0}
 
 
 def test_a_slow_worker_lowers_the_live_share() -> None:

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,19 @@ from recycle.core.plans.plan_source import PlanAssignment, RunLayers
 from recycle.core.plans.rules import makespan_us, peak_in_flight
 from recycle.core.problem import Problem, Techniques
 from recycle.core.units import format_bytes, format_us, parse_duration_us, parse_share_or_count
+from recycle.host.process_pool import process_pool, submit
 from recycle.planner.build_library import LIBRARY_EFFORT, Built, build
 from recycle.planner.failure_normalization import Distribution, least_bound, most_failures
 from recycle.planner.heuristic.greedy import DEFAULT_EFFORT
-from recycle.planner.kept_throughput import KeptThroughput, kept_throughput
+from recycle.planner.kept_throughput import KeptThroughput, fault_free_period_us, fault_free_problem, kept_throughput
 from recycle.planner.live_planner import Planner
 from recycle.planner.problem_from_text import problem as describe
 from recycle.planner.shared_layers_choice import AUTO, SharedLayersChoice, choose_shared_layers
 from recycle.planner.solve import METHODS, solve, solve_normalized
 from recycle.report.timeline.plan_timeline import cut_share
 
+# A plan of so many ops takes so long that the one to compare it with is made in a process of its own at the same time.
+_LARGE_OPS = 200_000
 _EXAMPLES = """\
 examples:
   the paper's worked example: worker 1 of stage 2 is dead, 6 micro-batches fit everywhere
@@ -152,17 +155,9 @@ def run_plan(args: argparse.Namespace) -> None:
         return
     at_most = "" if args.time_limit is None else f", at most {args.time_limit:g} s"
     with Console(stderr=True).status(f"planning by {args.method}{at_most}"):
-        answer = _live_answer(problem, mean) if (mean := args.mean_time_between_failures) is not None else None
-        if answer is not None:
-            plan, distribution = answer.plan, None
-        elif args.failures is None:
-            plan, distribution = solve(problem, args.method, args.time_limit, _effort(args)), None
-        else:
-            plan, distribution = solve_normalized(problem, args.failures, args.method, args.time_limit, _effort(args))
-        # Without these options a plan is made as ever, and no second one is needed to compare it with.
-        is_compared = problem.shared_layers or problem.speeds or answer is not None
-        before = problem if answer is not None else None
-        kept = kept_throughput(plan, args.method, args.time_limit, before, _effort(args)) if is_compared else None
+        made, fault_free_us = _make_beside(args, problem)
+    plan, distribution, answer = made.plan, made.distribution, made.answer
+    kept = None if fault_free_us is None else kept_throughput(plan, fault_free_us)
     if args.out:
         plan.save(args.out)
     if args.json:
@@ -171,6 +166,41 @@ def run_plan(args: argparse.Namespace) -> None:
         print(_summary(plan, distribution, kept, choice, args.out))
         if answer is not None:
             print(f"answer    {answer.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The plan, the failures at each stage that it is for if only their number was given, and a running job's answer if asked."""
+
+    plan: Plan
+    distribution: Distribution | None = None
+    answer: PlanAssignment | None = None
+
+
+def _make(args: argparse.Namespace, problem: Problem) -> _Made:
+    if args.mean_time_between_failures is not None:
+        answer = _live_answer(problem, args.mean_time_between_failures)
+        return _Made(answer.plan, answer=answer)
+    if args.failures is None:
+        return _Made(solve(problem, args.method, args.time_limit, _effort(args)))
+    return _Made(*solve_normalized(problem, args.failures, args.method, args.time_limit, _effort(args)))
+
+
+def _make_beside(args: argparse.Namespace, problem: Problem) -> tuple[_Made, int | None]:
+    """Make the plan, and with it the period of the fault-free one to compare it with, None if there is nothing to compare.
+
+    Without shared layers, speeds and a running job a plan is made as ever, and needs no second one.
+    """
+    if not (problem.shared_layers or problem.speeds or args.mean_time_between_failures is not None):
+        return _make(args, problem), None
+    how = problem, args.method, args.time_limit, _effort(args)
+    is_other = args.failures or problem != fault_free_problem(problem)
+    if not is_other or 3 * problem.shape.num_stages * problem.shape.num_chains < _LARGE_OPS:
+        made = _make(args, problem)
+        return made, fault_free_period_us(*how) if is_other else made.plan.period_us
+    with process_pool(1) as pool:
+        fault_free_us = submit(pool, fault_free_period_us, *how)
+        return _make(args, problem), fault_free_us.result()
 
 
 def _effort(args: argparse.Namespace) -> int:

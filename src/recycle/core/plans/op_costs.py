@@ -11,6 +11,8 @@ from recycle.core.op import Kind
 from recycle.core.plans.cuts import Cuts
 from recycle.core.problem import Problem
 
+Offsets = tuple[int, int]
+"""Of the two cuts around the part of a micro-batch that a stage computes."""
 _THOUSAND = 1000
 _KINDS = {kind.value: kind for kind in Kind}
 
@@ -27,23 +29,37 @@ class OpCosts:
         self.problem, self.cuts = problem, cuts
         self._speeds = dict(problem.speeds)
         self._known: dict[tuple[int, str, int, int], tuple[int, int]] = {}  # duration and change of memory
+        self._offsets: dict[int, list[Offsets]] = {}  # of all chains, by stage
 
     @property
     def is_by_stage(self) -> bool:
         """Whether an op costs the same for every worker and chain of a stage."""
         return not self.cuts and not self._speeds
 
-    def offsets(self, stage: int, chain: int) -> tuple[int, int]:
+    def offsets(self, stage: int, chain: int) -> Offsets:
         """The offsets of the two cuts around the part of a chain that `stage` computes."""
         if not self.cuts:
             return 0, 0
         before = self.cuts[stage - 1][chain] if stage else 0
         return before, self.cuts[stage][chain] if stage < len(self.cuts) else 0
 
+    def offsets_of_chains(self, stage: int) -> Sequence[Offsets]:
+        """The offsets of all chains at a stage, in a plan with cuts. A plan has few that differ, and millions of ops."""
+        if stage not in self._offsets:
+            ends = (0,) * len(self.cuts[0])
+            columns = ends, *self.cuts, ends
+            self._offsets[stage] = list(zip(columns[stage], columns[stage + 1], strict=True))
+        return self._offsets[stage]
+
     def layers(self, stage: int, chain: int) -> range:
         """The layers that `stage` computes for a chain. Only for problems that know their layers."""
-        before, after = self.offsets(stage, chain)
-        return self._layers(stage, before, after)
+        return self.layers_at(stage, self.offsets(stage, chain))
+
+    def layers_at(self, stage: int, offsets: Offsets) -> range:
+        """The layers that `stage` computes between two cuts."""
+        held = self.problem.held_layers
+        assert held is not None, "only a problem with shared layers knows the layers of its stages"
+        return range(held.sums.bounds[stage] + offsets[0], held.sums.bounds[stage + 1] + offsets[1])
 
     def duration_us(self, worker: Worker, kind: Kind, chain: int) -> int:
         whole = self._cost(worker.stage, kind.value, *self.offsets(worker.stage, chain))[0]
@@ -63,12 +79,9 @@ class OpCosts:
         if not self.cuts:
             by_kind = {kind: self._cost(stage, kind, 0, 0)[which] for kind in set(kinds)}
             return list(map(by_kind.__getitem__, kinds))
-        return [self._cost(stage, kind, *self.offsets(stage, chain))[which] for kind, chain in zip(kinds, chains, strict=True)]
-
-    def _layers(self, stage: int, before: int, after: int) -> range:
-        held = self.problem.held_layers
-        assert held is not None, "only a problem with shared layers knows the layers of its stages"
-        return range(held.sums.bounds[stage] + before, held.sums.bounds[stage + 1] + after)
+        ops = list(zip(kinds, map(self.offsets_of_chains(stage).__getitem__, chains), strict=True))
+        by_op = {(kind, offsets): self._cost(stage, kind, *offsets)[which] for kind, offsets in set(ops)}
+        return list(map(by_op.__getitem__, ops))
 
     def _cost(self, stage: int, letter: str, before: int, after: int) -> tuple[int, int]:
         key = stage, letter, before, after
@@ -78,7 +91,7 @@ class OpCosts:
         if problem.held_layers is None or (before, after) == (0, 0):
             made = problem.duration_us(stage, kind), problem.memory_delta(stage, kind)
         else:
-            layers = self._layers(stage, before, after)
+            layers = self.layers_at(stage, (before, after))
             made = problem.held_layers.sums.duration_us(kind, layers), self._memory_delta(kind, layers)
         self._known[key] = made
         return made

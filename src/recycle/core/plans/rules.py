@@ -13,7 +13,7 @@ from operator import add, gt
 
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind, MicroBatch, Op
-from recycle.core.plans.op_costs import OpCosts
+from recycle.core.plans.op_costs import Offsets, OpCosts
 from recycle.core.plans.plan import Plan, Row, microbatch_of
 from recycle.core.problem import Problem
 
@@ -62,7 +62,7 @@ def stage_windows(plan: Plan) -> list[tuple[int, int]]:
         last = row.starts_us[-1] + costs.duration_us(row.worker, Kind(row.kinds[-1]), row.chains[-1])
         first = row.starts_us[0]
         known = windows.get(stage, (first, last))
-        windows[stage] = (min(first, known[0]), max(last, known[1]))
+        windows[stage] = _joined(known, (first, last))
     return [windows.get(stage, (0, 0)) for stage in range(plan.problem.shape.num_stages)]
 
 
@@ -79,16 +79,29 @@ def layer_windows(plan: Plan) -> dict[int, tuple[int, int]]:
     for row in plan.rows:
         stage = row.worker.stage
         shared = [layer for layer in held.ranges[stage] if len(held.holders[layer]) > 1]
-        ends = map(add, row.starts_us, costs.durations_us(row.worker, row.kinds, row.chains))
-        for kind, chain, start, end in zip(row.kinds, row.chains, row.starts_us, ends, strict=True):
-            if kind == Kind.I.value:
-                continue
-            used = costs.layers(stage, chain)
+        for offsets, window in _windows_by_offsets(row, costs).items():
+            used = costs.layers_at(stage, offsets)
             for layer in shared:
                 if layer in used:
-                    first, last = windows.get(layer, (start, end))
-                    windows[layer] = min(first, start), max(last, end)
+                    windows[layer] = _joined(windows.get(layer, window), window)
     return windows
+
+
+def _windows_by_offsets(row: Row, costs: OpCosts) -> dict[Offsets, tuple[int, int]]:
+    """When the first F starts and the last W or B ends of the micro-batches that a worker computes between the same two cuts."""
+    found: dict[Offsets, tuple[int, int]] = {}
+    ends = map(add, row.starts_us, costs.durations_us(row.worker, row.kinds, row.chains))
+    all_offsets = map(costs.offsets_of_chains(row.worker.stage).__getitem__, row.chains)
+    leaves_out = Kind.I.value
+    for kind, offsets, start, end in zip(row.kinds, all_offsets, row.starts_us, ends, strict=True):
+        if kind != leaves_out:
+            first, last = found.get(offsets, (start, end))
+            found[offsets] = first if first < start else start, last if last > end else end
+    return found
+
+
+def _joined(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def period_from(
