@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
-	@echo "make test    run the tests: about twenty minutes on two cores"
+	@echo "make test    run the tests: about fifteen minutes on two cores"
 	@echo "make test-slow   run the tests that make test leaves out"
 	@echo "make test-properties   try all examples of properties; make test tries a part of them"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
