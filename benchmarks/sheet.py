@@ -155,7 +155,7 @@ def _output(*command: str) -> str:
 
 
 def measure(sections: list[Section], console: Console) -> Results:
-    """Run every case, showing which; print each table when it is whole. A log, which shows no bar, gets every row at once."""
+    """Run every case, showing which; print each table when it is whole. A log, which has no progress bar, gets each row."""
     results: Results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -23,7 +23,7 @@ from tests.runtime.recovery_runs import ALL, problem, unhurried_stages
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(240)
-SHAPE, STEPS, EVALUATED = (2, 2, 3), 8, "evaluation/loss"
+SHAPE, STEPS, EVALUATED = (2, 2, 3), 16, "evaluation/loss"
 
 
 class Points:
@@ -62,10 +62,10 @@ def train(out, callbacks, *lines, resume=False):
 
 
 def train_twice(out, make_loggers):
-    """Two processes of a run: the first is ended after step 6, the second goes on from the checkpoint of step 4."""
+    """Two processes of a run: the first is asked to end after step 6, which takes a few steps, and the second goes on."""
     with pytest.raises(recycle.UserError, match=r"Stop\.on_step raised KeyError: 6; the run ends"):
         train(out, [*make_loggers(), Stop(6)], "kill W1_1@3", "rejoin W1_1@4", "kill coordinator@5")
-    return train(out, make_loggers(), "kill W0_1@7", resume=True)
+    return train(out, make_loggers(), "kill W0_1@14", resume=True)
 
 
 def recorded(out):
@@ -89,13 +89,11 @@ def refuse_other(out, steps, evaluations, num_recoveries):
     """Every step and every evaluation once with the loss of the record, and every recovery once."""
     losses, evaluated, wanted = recorded(out)
     assert sorted(losses) == list(range(1, STEPS + 1))
-    assert sorted(evaluated) == [2, 4, 6, 8]
+    assert sorted(evaluated) == list(range(2, STEPS + 1, 2))
     for found, known in ((steps, losses), (evaluations, evaluated)):
         assert Counter(number for number, _ in found) == Counter(known.keys())
         assert dict(found) == pytest.approx(known)
-    # Two kills, and a third one if the worker that rejoins has loaded in time. On a busy machine the first checkpoint may come so
-    # late that the run goes on from its beginning, where its record then begins, too.
-    assert num_recoveries == wanted >= 1
+    assert num_recoveries == wanted >= 2  # two kills; a third one if the worker that rejoins has loaded in time
 
 
 def test_csv_and_tensorboard_get_every_event_once(tmp_path):

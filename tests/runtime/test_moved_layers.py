@@ -58,9 +58,8 @@ def run(
     source = RandomLayers(problem(shared), seed, may_move)
     plan = source.answer(frozenset()).plan
     injections = [Injection.parse(Action(line.split()[0]), line.split()[1]) for line in lines]
-    failures = FailureOptions(
-        source, Script(tuple(injections)), lease_s=LEASE_S
-    )  # `Script.of` knows only copies to workers that rejoin
+    # `Script.of` knows only copies to workers that rejoin.
+    failures = FailureOptions(source, Script(tuple(injections)), lease_s=LEASE_S)
     checkpoint = CheckpointOptions(2 if out is not None else 0, keep=9, resume=resume)
     options = TrainOptions(SEED, True, MAX_NORM, checkpoint=checkpoint, failures=failures)
     events: list[Event] = []

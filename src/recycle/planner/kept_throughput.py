@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from recycle.core.cluster import Cluster
+from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.problem import Problem
 from recycle.planner.heuristic.greedy import DEFAULT_EFFORT
@@ -24,7 +24,7 @@ class KeptThroughput:
 
 def fault_free_problem(problem: Problem) -> Problem:
     """The same problem with all workers alive and none slow."""
-    return replace(problem, cluster=Cluster(problem.shape), speeds=())
+    return replace(without_failures(problem), speeds=())
 
 
 def fault_free_period_us(problem: Problem, method: str, time_limit_s: float | None, effort: int = DEFAULT_EFFORT) -> int:

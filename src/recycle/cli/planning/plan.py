@@ -155,8 +155,8 @@ def run_plan(args: argparse.Namespace) -> None:
         return
     at_most = "" if args.time_limit is None else f", at most {args.time_limit:g} s"
     with Console(stderr=True).status(f"planning by {args.method}{at_most}"):
-        made, fault_free_us = _make_beside(args, problem)
-    plan, distribution, answer = made.plan, made.distribution, made.answer
+        planned, fault_free_us = _plan_and_fault_free_us(args, problem)
+    plan, distribution, answer = planned.plan, planned.distribution, planned.answer
     kept = None if fault_free_us is None else kept_throughput(plan, fault_free_us)
     if args.out:
         plan.save(args.out)
@@ -169,7 +169,7 @@ def run_plan(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Planned:
     """The plan, the failures at each stage that it is for if only their number was given, and a running job's answer if asked."""
 
     plan: Plan
@@ -177,30 +177,30 @@ class _Made:
     answer: PlanAssignment | None = None
 
 
-def _make(args: argparse.Namespace, problem: Problem) -> _Made:
+def _plan_for(args: argparse.Namespace, problem: Problem) -> _Planned:
     if args.mean_time_between_failures is not None:
         answer = _live_answer(problem, args.mean_time_between_failures)
-        return _Made(answer.plan, answer=answer)
+        return _Planned(answer.plan, answer=answer)
     if args.failures is None:
-        return _Made(solve(problem, args.method, args.time_limit, _effort(args)))
-    return _Made(*solve_normalized(problem, args.failures, args.method, args.time_limit, _effort(args)))
+        return _Planned(solve(problem, args.method, args.time_limit, _effort(args)))
+    return _Planned(*solve_normalized(problem, args.failures, args.method, args.time_limit, _effort(args)))
 
 
-def _make_beside(args: argparse.Namespace, problem: Problem) -> tuple[_Made, int | None]:
-    """Make the plan, and with it the period of the fault-free one to compare it with, None if there is nothing to compare.
+def _plan_and_fault_free_us(args: argparse.Namespace, problem: Problem) -> tuple[_Planned, int | None]:
+    """Make the plan, and the period of the fault-free plan to compare it with.
 
-    Without shared layers, speeds and a running job a plan is made as ever, and needs no second one.
+    The period is None without shared layers, speeds and a running job: then nothing is compared.
     """
     if not (problem.shared_layers or problem.speeds or args.mean_time_between_failures is not None):
-        return _make(args, problem), None
+        return _plan_for(args, problem), None
     how = problem, args.method, args.time_limit, _effort(args)
     is_other = args.failures or problem != fault_free_problem(problem)
     if not is_other or 3 * problem.shape.num_stages * problem.shape.num_chains < _LARGE_OPS:
-        made = _make(args, problem)
-        return made, fault_free_period_us(*how) if is_other else made.plan.period_us
+        planned = _plan_for(args, problem)
+        return planned, fault_free_period_us(*how) if is_other else planned.plan.period_us
     with process_pool(1) as pool:
         fault_free_us = submit(pool, fault_free_period_us, *how)
-        return _make(args, problem), fault_free_us.result()
+        return _plan_for(args, problem), fault_free_us.result()
 
 
 def _effort(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from recycle.core.plans.cuts import Cuts
 from recycle.core.problem import Problem
 
 Offsets = tuple[int, int]
-"""Of the two cuts around the part of a micro-batch that a stage computes."""
+"""The offsets of the two cuts around the part of a micro-batch that a stage computes."""
 _THOUSAND = 1000
 _KINDS = {kind.value: kind for kind in Kind}
 

@@ -92,9 +92,9 @@ def _windows_by_offsets(row: Row, costs: OpCosts) -> dict[Offsets, tuple[int, in
     found: dict[Offsets, tuple[int, int]] = {}
     ends = map(add, row.starts_us, costs.durations_us(row.worker, row.kinds, row.chains))
     all_offsets = map(costs.offsets_of_chains(row.worker.stage).__getitem__, row.chains)
-    leaves_out = Kind.I.value
+    input_gradient = Kind.I.value
     for kind, offsets, start, end in zip(row.kinds, all_offsets, row.starts_us, ends, strict=True):
-        if kind != leaves_out:
+        if kind != input_gradient:
             first, last = found.get(offsets, (start, end))
             found[offsets] = first if first < start else start, last if last > end else end
     return found
