@@ -98,7 +98,7 @@ ORDER = {
         "launch",
     ],
     "profiling": [
-        "machine worker_pool contention stopwatch",
+        "machine worker_pool contention stopwatch emulated_device",
         "layer_times",
         "stage_times plan_runner",
         "profile_fit",

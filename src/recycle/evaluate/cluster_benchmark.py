@@ -8,7 +8,7 @@ from recycle.core.errors import UserError
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware.evaluation_folder import PROFILE, Say, begin_evaluation, hardware, measure_part
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
-from recycle.evaluate.hardware.setup import ELASTIC, Setup
+from recycle.evaluate.hardware.setup import CPU_CORES, ELASTIC, Setup
 from recycle.evaluate.hardware.variants import Variant
 from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
 from recycle.evaluate.variant_plans import make_plans
@@ -27,7 +27,7 @@ def run_cluster_benchmark(
         parts = [part for part in parts if part != "deaths"]
     measured = {"profile", "race", "deaths"} & set(parts)
     with hardware(setup) if measured else nullcontext():
-        if "race" in parts and not setup.is_gpu and (note := oversubscription_note(setup.num_workers, num_cores())):
+        if "race" in parts and setup.backend == CPU_CORES and (note := oversubscription_note(setup.num_workers, num_cores())):
             say(note)
         for part in ("profile", "plan", "race", "deaths"):
             if part in measured:

@@ -14,6 +14,7 @@ from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.row_programs import row_programs
+from recycle.profiling.emulated_device import EmulatedDevice
 from recycle.profiling.worker_pool import TIMEOUT, MemberContext
 from recycle.runtime.compute.optimizer_step import StepVerdict
 from recycle.runtime.compute.stage_bytes import state_bytes
@@ -44,12 +45,15 @@ class StateBytes(NamedTuple):
 
 
 class PlanRunner:
-    """A member of a pool. A request is one of its methods, with all other arguments bound."""
+    """A member of a pool. A request is one of its methods, with all other arguments bound.
 
-    def __init__(self, spec: WorkerSpec, context: MemberContext) -> None:
+    With a `device`, ops take the time that the emulated device of their worker takes for them.
+    """
+
+    def __init__(self, spec: WorkerSpec, context: MemberContext, device: EmulatedDevice | None = None) -> None:
         if spec.options.transport == NCCL:
             prepare_process()
-        self._spec, self._context = spec, context
+        self._spec, self._context, self._emulated = spec, context, device
         # The workers on a GPU share one.
         self._device = torch.device("cuda", 0) if spec.options.device == "cuda" else torch.device("cpu")
 
@@ -72,7 +76,8 @@ class PlanRunner:
         view = GroupView(place, workers, number, partners_of(place, program, {}))
         state = make_stage_state(spec, place.stage, device=self._device)
         transport, _ = connect(spec, program, view, self._context.store, self._device)
-        trainer = make_trainer(spec, program, view, state, transport, speed_in=lambda iteration: speed)
+        device_us = self._emulated.device_us(plan, place.stage) if self._emulated else None
+        trainer = make_trainer(spec, program, view, state, transport, speed_in=lambda iteration: speed, device_us=device_us)
         spans: list[Sequence[Span]] = []
         losses: list[float] = []
 

@@ -19,6 +19,7 @@ from recycle.core.plans.plan import Plan, Quality, Row, make_row, microbatch_of
 from recycle.core.plans.rules import needs, period_us
 from recycle.core.problem import Memory, Problem, Techniques
 from recycle.core.profile import Profile, StageProfile, Taken
+from recycle.profiling.emulated_device import EmulatedDevice
 from recycle.profiling.layer_times import measure_layers
 from recycle.profiling.machine import machine_name, one_thread
 from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
@@ -132,13 +133,22 @@ class RehearsalRun:
         self._fit.add({worker: run for worker, run in runs.items() if run.spans}, _WARM_UP)
 
 
-def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Progress = lambda rounds, change: None) -> Rehearsed:
-    """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed."""
+def rehearse(
+    job: Job,
+    model: str,
+    patience: Patience = _PATIENCE,
+    progress: Progress = lambda rounds, change: None,
+    device: EmulatedDevice | None = None,
+) -> Rehearsed:
+    """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed.
+
+    With a `device`, ops take the times that it says; its layers are equal, and are not measured.
+    """
     shape = job.shape
     spec = worker_spec(job)
     sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.ops, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
-    with worker_pool(list(shape.workers()), partial(PlanRunner, spec)) as pool:
+    with worker_pool(list(shape.workers()), partial(PlanRunner, spec, device=device)) as pool:
         states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
         pings_us = [ping for own in pool.ask(PlanRunner.ping).values() for ping in own]
         for number in range(patience.most_rounds):
@@ -160,7 +170,7 @@ def rehearse(job: Job, model: str, patience: Patience = _PATIENCE, progress: Pro
         model,
     )
     with one_thread():
-        layers = measure_layers(job)
+        layers = () if device is not None else measure_layers(job)
     return_gpu_memory()
     profile = replace(fits.profile(sizes, states, median(pings_us) if pings_us else 0.0, taken), layers=layers)
     return Rehearsed(profile, number + 1, change, change <= patience.share)

@@ -23,6 +23,7 @@ examples:
   recycle bench cluster --workers 12 --backend cpu-cores --out build/cores
   recycle bench cluster --workers 12 --backend gpu-slices --out build/slices      one NVIDIA GPU, shared by all
   recycle bench cluster --study elastic --microbatches 24 --out build/elastic     cuts beside re-routing; nobody is killed
+  recycle bench cluster --backend emulated --study elastic --out build/emulated   the same on any machine
   recycle bench cluster --out build/cores --only report                           the report again, from the measurements
 
 On a machine that has only torch installed, PYTHONPATH=src python -m recycle.evaluate.hardware
@@ -35,7 +36,10 @@ def add_bench_parser(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "bench", run_bench, summary, description, _EXAMPLES)
     parser.add_argument("what", choices=("cluster",), help="the benchmark")
     parser.add_argument("--workers", type=int, metavar="N", help="workers, a multiple of 4 (default: 12)")
-    parser.add_argument("--backend", metavar="cpu-cores|gpu-slices", help="the hardware of a worker (default: cpu-cores)")
+    hardware = (
+        "the hardware of a worker: cpu-cores (default), gpu-slices, or emulated devices, which fit on two cores (study elastic)"
+    )
+    parser.add_argument("--backend", metavar="cpu-cores|gpu-slices|emulated", help=hardware)
     parser.add_argument("--small", action="store_true", help="a GPT that is small enough for workers that share cores")
     parser.add_argument(
         "--study",

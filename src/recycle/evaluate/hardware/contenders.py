@@ -73,7 +73,7 @@ class Contender:
         if turn.plan is None:
             self._torch = self._torch or TorchContender(self._setup, self._boundaries, self._context)
             return TurnResult(*self._torch.run(turn.number, turn.variant, turn.num_iterations, turn.layers))
-        runner, speed = PlanRunner(self._spec(turn.plan), self._context), dict(turn.speeds).get(place, 1.0)
+        runner, speed = PlanRunner(self._spec(turn.plan), self._context, self._setup.emulated), dict(turn.speeds).get(place, 1.0)
         run = runner.run(turn.number, turn.plan, turn.num_iterations, place, speed)
         return TurnResult([spans[-1].end_us for spans in run.spans], run.losses, run)
 

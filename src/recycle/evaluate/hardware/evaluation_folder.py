@@ -103,9 +103,11 @@ def _measure_profile(folder: Path, setup: Setup, say: Say) -> None:
         return
     say(f"measuring the profile: {setup.num_workers} worker processes start and train until the medians of op times are stable")
     job = setup.job(rehearsal_plan(setup.shape, is_split=True))
-    found = rehearse(
-        job, setup.model, _PATIENCE, progress=lambda number, change: say(f"round {number}: medians moved by {change:.1%}")
-    )
+
+    def progress(number: int, change: float) -> None:
+        say(f"round {number}: medians moved by {change:.1%}")
+
+    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated)
     if not found.is_stable:
         say(f"medians still moved by {found.median_change:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")

@@ -12,20 +12,28 @@ from recycle.core.errors import UserError
 from recycle.core.plans.plan import Plan
 from recycle.models.gpt import GptConfig, gpt_stages, next_byte_loss
 from recycle.models.text import Text
+from recycle.profiling.emulated_device import EmulatedDevice
 from recycle.runtime.job import Job
 from recycle.runtime.options import FailureOptions, TrainOptions
 
-CPU_CORES, GPU_SLICES = "cpu-cores", "gpu-slices"
-BACKENDS = (CPU_CORES, GPU_SLICES)
+CPU_CORES, GPU_SLICES, EMULATED = "cpu-cores", "gpu-slices", "emulated"
+BACKENDS = (CPU_CORES, GPU_SLICES, EMULATED)
 TECHNIQUES, ELASTIC = "techniques", "elastic"
 STUDIES = (TECHNIQUES, ELASTIC)
 """What is compared: each technique beside torch's schedules; or re-routing beside cuts and moved layers."""
 # What is not as it is by default.
-_USUAL: dict[str, dict[str, int]] = {CPU_CORES: {}, GPU_SLICES: {"width": 1024, "heads": 8, "context": 2048}}
-_SMALL = {CPU_CORES: {"width": 64, "context": 64, "samples": 2}, GPU_SLICES: {"width": 256, "heads": 8, "context": 512}}
+_TINY = {"width": 16, "heads": 2, "context": 16, "samples": 1}
+_USUAL: dict[str, dict[str, int]] = {CPU_CORES: {}, GPU_SLICES: {"width": 1024, "heads": 8, "context": 2048}, EMULATED: _TINY}
+_SMALL = {
+    CPU_CORES: {"width": 64, "context": 64, "samples": 2},
+    GPU_SLICES: {"width": 256, "heads": 8, "context": 512},
+    EMULATED: {},
+}
 # Layers enough to move some of them, and so small that two dozen micro-batches take seconds.
 _ELASTIC = {CPU_CORES: {"context": 128, "samples": 1}, GPU_SLICES: {"context": 1024, "samples": 2}}
 ELASTIC_LAYERS = 24
+# Long beside what a worker computes in truth, messages and sums, which take some ms of the machine's few cores.
+_LAYER_US = {"forward_us": 10_000, "input_us": 13_000, "weight_us": 9_000}
 SEED = 1
 # Low enough that rounding does not grow within a few steps: all variants must come to the same losses.
 _RATE = 1e-4
@@ -38,7 +46,10 @@ make_optimizer = partial(torch.optim.AdamW, lr=_RATE, fused=True)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster and its model. On GPU slices all workers share one card, and weights and activations are bfloat16."""
+    """A cluster and its model. On GPU slices all workers share one card, and weights and activations are bfloat16.
+
+    Emulated devices run a model that is too small to matter, and each op lasts as long as on a device of the worker's own.
+    """
 
     backend: str
     pipelines: int = 3
@@ -57,6 +68,8 @@ class Setup:
             raise UserError(f"the backend is {self.backend!r}, but it must be one of {', '.join(BACKENDS)}")
         if self.study not in STUDIES:
             raise UserError(f"the study is {self.study!r}, but it must be one of {', '.join(STUDIES)}")
+        if self.backend == EMULATED and self.study != ELASTIC:
+            raise UserError(f"torch's schedules do not run on emulated devices: give --study {ELASTIC}")
         for field in fields(self)[1:-1]:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -94,11 +107,17 @@ class Setup:
 
     @property
     def is_small(self) -> bool:
-        return all(getattr(self, name) == size for name, size in _SMALL[self.backend].items())
+        small = _SMALL[self.backend]
+        return bool(small) and all(getattr(self, name) == size for name, size in small.items())
 
     @property
     def is_gpu(self) -> bool:
         return self.backend == GPU_SLICES
+
+    @property
+    def emulated(self) -> EmulatedDevice | None:
+        """The device of each worker, if it is emulated."""
+        return EmulatedDevice(**_LAYER_US, num_layers=self.layers // self.stages) if self.backend == EMULATED else None
 
     @property
     def device(self) -> str:
@@ -115,7 +134,11 @@ class Setup:
     @property
     def model(self) -> str:
         precision = "bfloat16" if self.is_gpu else "float32"
-        return f"GPT of width {self.width}, {self.layers} layers, context {self.context}, {precision}"
+        made = f"GPT of width {self.width}, {self.layers} layers, context {self.context}, {precision}"
+        if (device := self.emulated) is None:
+            return made
+        times = device.forward_us, device.input_us, device.weight_us
+        return f"{made}; a layer takes {', '.join(f'{us / 1000:g}' for us in times)} ms (F, I, W) of its worker's emulated device"
 
     def modules(self, num_stages: int | None = None, layers: Sequence[int] | None = None) -> list[nn.Module]:
         """The model in its stages, or in another number of them; `layers` are those of each stage, by default balanced ones."""

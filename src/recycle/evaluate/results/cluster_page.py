@@ -20,7 +20,17 @@ from recycle.evaluate.hardware.race import SPANS, Trial, plan_path, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
 from recycle.evaluate.hardware.setup import ELASTIC, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
-from recycle.evaluate.hardware.variants import ADAPTIVE, CUT, DECOUPLED, FAULT_FREE, STAGGERED, Variant, baseline_name, profile_of
+from recycle.evaluate.hardware.variants import (
+    ADAPTIVE,
+    CUT,
+    DECOUPLED,
+    FAULT_FREE,
+    STAGGERED,
+    Variant,
+    baseline_name,
+    chosen_variants,
+    profile_of,
+)
 from recycle.evaluate.results.cluster_tables import (
     Requirement,
     VariantResult,
@@ -188,6 +198,9 @@ def _page(results: ClusterResults) -> Iterator[str]:
     command = f"recycle bench cluster --workers {setup.num_workers} --backend {setup.backend}{' --small' * setup.is_small}"
     if setup.study == ELASTIC:
         command += f" --study {ELASTIC} --microbatches {setup.microbatches}"
+    names = [result.name for result in variants]
+    if len(names) < len(chosen_variants(setup, None)):
+        command += f" --variants {','.join(names)}"
     options = f"--rounds {num_rounds} --iterations {len(variants[0].iterations_us) // num_rounds} --out FOLDER"
     yield f"Made by `{command} {options}`, {torch}.\n"
     shape = f"{setup.pipelines} pipelines of {setup.stages} stages, {setup.microbatches} micro-batches each of {setup.samples}"
@@ -202,7 +215,10 @@ def _page(results: ClusterResults) -> Iterator[str]:
     yield f"![{results.title}]({PICTURE})\n"
     yield f"## Iteration times\n\n{markdown(throughput_table(variants, results.baseline))}\n"
     yield f"## Requirements\n\n{markdown(requirement_table(check_requirements(variants, setup)))}\n"
-    if setup.study == ELASTIC:
+    if setup.emulated is not None:
+        yield "Ops are computed for real, by a model that is too small to matter, and then last as long as on a device of the"
+        yield "worker's own: no two workers share one, and nothing is gained or lost by contention.\n"
+    elif setup.study == ELASTIC:
         yield "## Contention told apart\n"
         yield "Workers that share a machine slow each other down. A dead worker leaves room for others, and so does a worker that"
         yield "waits. The last column is the prediction for workers with machines of their own.\n"

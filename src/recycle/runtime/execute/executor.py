@@ -4,6 +4,7 @@ An op waits for its message, runs, and sends its result; nothing waits for a tim
 no two workers can wait for each other. On a GPU an op is launched while the one before it runs.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -28,6 +29,8 @@ OnProgress = Callable[[int, str], None]
 """Called when a worker is about to run something in an iteration: an op by its text, or REDUCE or OPTIMIZER."""
 SpeedIn = Callable[[int], float]
 """Returns the speed to which ops of an iteration are slowed on purpose; 1 is their own."""
+DeviceTime = Callable[[Instruction], int]
+"""Returns the µs that an op takes at least: those of a device that is emulated."""
 
 
 _Samples = tuple[Nest, Nest] | None
@@ -41,7 +44,8 @@ class Executor:
     """A worker with its stage and its instructions. `losses` are those of the iteration, by chain, at the last stage.
 
     `activity` says what it is doing, and `clock` measures its ops. `play_last` plays the last tape of an iteration, if it is set.
-    `after` is called with the index of each instruction that has run.
+    `after` is called with the index of each instruction that has run. With a `device_us` an op lasts at least that long: the
+    worker waits after it.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Executor:
         on_progress: OnProgress = lambda iteration, label: None,
         activity: Activity | None = None,
         speed_in: SpeedIn = lambda iteration: 1.0,
+        device_us: DeviceTime | None = None,
     ) -> None:
         self.activity = activity or Activity()
         self.worker, self.instructions, self.stage, self.on_progress = worker, instructions, stage, on_progress
@@ -67,6 +72,7 @@ class Executor:
         self.warm_up_error: Exception | None = None
         self._is_first, self._is_last = worker.stage == 0, worker.stage == num_stages - 1
         self._messages, self._samples, self._seed, self._speed_in = messages, samples, seed, speed_in
+        self._device_us = device_us
         self._split = {each.chain for each in instructions if each.kind is Kind.I}
         # Of a warm-up, which may be discarded and run again: a reader gives each micro-batch once.
         self._kept: dict[tuple[int, int], tuple[Nest, Nest]] = {}
@@ -106,6 +112,8 @@ class Executor:
         self.on_progress(iteration, instruction.label)
         compute = self._compute_tentatively if is_tentative else self._compute
         made = compute(iteration, instruction, received, samples)
+        if self._device_us is not None:
+            time.sleep(max(0, start + self._device_us(instruction) - now_us()) / 1e6)
         if (speed := self._speed_in(iteration)) < 1:
             self.clock.slowed.slow_down(start, speed, (instruction.kind, instruction.layers))
         self.clock.stop(instruction.label, start, spans, asked_us)

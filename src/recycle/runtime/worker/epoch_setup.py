@@ -16,7 +16,7 @@ from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.execute.evaluation import Evaluator
-from recycle.runtime.execute.executor import Executor, OnProgress, SpeedIn
+from recycle.runtime.execute.executor import DeviceTime, Executor, OnProgress, SpeedIn
 from recycle.runtime.execute.row_program import Instruction, compile_row
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.execute.trainer import Trainer
@@ -103,6 +103,7 @@ def make_trainer(
     activity: Activity | None = None,
     speed_in: SpeedIn = lambda iteration: 1.0,
     samples: MicroBatchSource | None = None,
+    device_us: DeviceTime | None = None,
 ) -> Trainer:
     """The trainer of a worker in one epoch, on the state of its stage. It reads `samples`, or the job's micro-batches itself."""
     num_stages, seed = spec.shape.num_stages, spec.options.seed
@@ -117,6 +118,7 @@ def make_trainer(
         on_progress,
         activity,
         speed_in,
+        device_us,
     )
     trainer = Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)
     if spec.evaluation is not None:
