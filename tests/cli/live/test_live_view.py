@@ -359,3 +359,13 @@ def test_another_plan_for_the_same_workers_is_named_so() -> None:
     assert sentence is not None
     assert sentence.startswith("recovered, from step 8 on: another plan (W1_2 at 0.6 of the speed of peers); ")
     assert known(*steps(8), changed).places == known(*steps(8)).places
+
+
+def test_with_shared_layers_the_view_says_how_many_each_stage_computes() -> None:
+    state = initial_state(60, SHAPE, (), (6, 6, 6, 6))
+    assert re.search(r"compute +6 layers +6 layers +6 layers +6 layers", "\n".join(lines(state)))
+    recovered = replace(LEFT, carried=(6.4, 6.44, 4.75, 6.41))
+    after = "\n".join(lines(state_after(state, recovered), 160))
+    assert re.search(r"compute +6.4 layers +6.44 layers +4.75 layers +6.41 layers", after)
+    assert "stages compute 6.4, 6.44, 4.75, 6.41 layers" in after
+    assert "compute" not in "\n".join(lines(initial_state(60, SHAPE)))

@@ -92,6 +92,8 @@ def _grid(state: RunState, width: int, is_ascii: bool) -> RenderableType:
     grid.add_column(width=_MARGIN)
     if is_wide:
         grid.add_row("", *(Text(f"stage {stage}", _FAINT) for stage in range(state.shape.num_stages)))
+        if state.carried:  # layers are shared, and stages compute more or fewer of them by where micro-batches are cut
+            grid.add_row(Text("compute", _FAINT), *(Text(f"{mean:g} layers", _FAINT) for mean in state.carried))
     shown = _shown_pipelines(state)
     for pipeline in shown:
         names = [str(Worker(pipeline, stage)) for stage in range(state.shape.num_stages)]

@@ -20,15 +20,21 @@ class LiveView:
     """Shows the progress of a run on the error stream, so that standard output has only the result.
 
     With a shape, of whose workers `dead` are dead from the start, it shows all workers, and the last picture stays; without, it
-    is one line that vanishes. Without a terminal, it prints a line for every tenth of the run, for every worker that leaves or
-    joins, and for every recovery. Warnings are always printed.
+    is one line that vanishes. `carried` has the number of layers that each stage computes, if layers are
+    shared. Without a terminal, it prints a line for every tenth of the run, for every worker that leaves or joins, and for every
+    recovery. Warnings are always printed.
     """
 
     def __init__(
-        self, num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = (), console: Console | None = None
+        self,
+        num_steps: int,
+        shape: Shape | None = None,
+        dead: Iterable[Worker] = (),
+        console: Console | None = None,
+        carried: tuple[float, ...] = (),
     ) -> None:
         self._console = console or Console(stderr=True)
-        self._state = initial_state(num_steps, shape, dead)
+        self._state = initial_state(num_steps, shape, dead, carried)
         self._every = max(1, num_steps // 10)
         self._live = Live(
             self, console=self._console, refresh_per_second=_FRAMES_PER_S, transient=shape is None, redirect_stdout=False

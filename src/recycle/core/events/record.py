@@ -237,7 +237,8 @@ class Recovered:
     count as detection. If the run went back to a checkpoint, the steps after it are in both.
 
     Training went on with `iteration`. Moves are `W0_1>W1_2`: the worker at the first place has the second place from then on.
-    If layers were transferred, `layers` has the number of layers that are each stage's own from then on.
+    If layers were transferred, `layers` has the number of layers that are each stage's own from then on. With shared layers,
+    `carried` has the mean number of layers that each stage computes for a micro-batch from then on.
     """
 
     EVENT: ClassVar[str] = "recovery"
@@ -258,9 +259,10 @@ class Recovered:
     moves: tuple[str, ...] = ()
     num_live: int = 0
     layers: tuple[int, ...] = ()
+    carried: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _make_tuples(self, "workers", "moves", "layers")
+        _make_tuples(self, "workers", "moves", "layers", "carried")
 
     @property
     def parts_us(self) -> dict[str, int]:

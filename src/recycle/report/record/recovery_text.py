@@ -32,11 +32,12 @@ def describe_parts(recovered: Recovered) -> str:
 
 
 def describe_rest(recovered: Recovered) -> str:
-    """Describe the cause, the number of repeated ops, the workers that moved, and the layers of stages if some moved."""
+    """Describe the cause, repeated ops, workers that moved, the layers of stages if some moved, and those that stages compute."""
     clauses = [" ".join(recovered.cause.split())]
     clauses += [f"{recovered.redone_ops:,} ops run again"] if recovered.redone_ops else []
     clauses += [_moves(recovered.moves)] if recovered.moves else []
     clauses += [f"stages have {', '.join(map(str, recovered.layers))} layers"] if recovered.layers else []
+    clauses += [f"stages compute {', '.join(f'{mean:g}' for mean in recovered.carried)} layers"] if recovered.carried else []
     return "; ".join(clauses)
 
 

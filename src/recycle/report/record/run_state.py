@@ -25,7 +25,8 @@ class RunState:
     """A run so far. `places` has the state of the worker at each place of the shape, if there is a shape.
 
     `processes` has the host and the process id of the last worker at each place. `gone` are the workers that left and whose work
-    no other worker has taken over yet.
+    no other worker has taken over yet. `carried` has the mean number of layers that each stage computes for a micro-batch, if
+    layers are shared.
     """
 
     num_steps: int
@@ -38,6 +39,7 @@ class RunState:
     paces: tuple[StepPace, ...] = ()
     gone: tuple[str, ...] = ()
     recoveries: tuple[Recovered, ...] = ()
+    carried: tuple[float, ...] = ()
 
     @property
     def remaining_us(self) -> int | None:
@@ -49,10 +51,13 @@ class RunState:
         return round(each_us * (self.num_steps - self.facts.num_done))
 
 
-def initial_state(num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = ()) -> RunState:
+def initial_state(
+    num_steps: int, shape: Shape | None = None, dead: Iterable[Worker] = (), carried: tuple[float, ...] = ()
+) -> RunState:
     dead = set(dead)
     workers = shape.workers() if shape else ()
-    return RunState(num_steps, shape, {str(worker): DEAD if worker in dead else STARTING for worker in workers})
+    places = {str(worker): DEAD if worker in dead else STARTING for worker in workers}
+    return RunState(num_steps, shape, places, carried=carried)
 
 
 def state_after(state: RunState, event: Event) -> RunState:
@@ -113,4 +118,5 @@ def _after_recovery(state: RunState, recovered: Recovered) -> RunState:
         _with_places(state, {**dict.fromkeys(moved, DEAD), **dict.fromkeys(recovered.filled, ALIVE)}),
         gone=tuple(name for name in state.gone if name not in recovered.workers),
         recoveries=(*state.recoveries, recovered)[-_MOST_RECOVERIES:],
+        carried=recovered.carried or state.carried,
     )

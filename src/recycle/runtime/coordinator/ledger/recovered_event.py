@@ -30,4 +30,5 @@ def recovered_event(recovery: Recovery, ledger: RunLedger) -> Recovered:
         moves=recovery.moves,
         num_live=recovery.num_live,
         layers=recovery.layers,
+        carried=recovery.carried,
     )
