@@ -11,6 +11,7 @@ from recycle.cli.training.plan_choice import choose_plan
 from recycle.cli.training.train import prepare
 from recycle.cli.training.train_config import TrainConfig, load_config
 from recycle.cli.training.train_sections import ClusterSection, ModelSection
+from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
 from recycle.core.layer_shares import LayerShare
 from recycle.core.plans.plan import Plan
@@ -105,3 +106,14 @@ def test_a_file_says_a_number_or_auto(value: object) -> None:
     with pytest.raises(UserError, match=r"cluster.shared_layers is .*, but it must be a whole number .* or auto"):
         ClusterSection(shared_layers=value)  # type: ignore[arg-type]
     assert ClusterSection(shared_layers="auto").shared_layers == "auto"
+
+
+def test_a_worker_that_is_known_to_be_slow_gets_less_to_do_from_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = run(f"{SMALL} --costs 1000,1300,900 --speed W1_1=0.5 --shared-layers 1 --out {folder}")
+    plan = Plan.load(folder / "plan.json")
+    assert plan.problem.speeds == ((Worker(1, 1), 0.5),)
+    num_ops = {str(row.worker): len(row) for row in plan.rows}
+    assert num_ops["W1_1"] < num_ops["W0_1"]
+    assert done.facts["weights_sha256"] == run(SMALL).facts["weights_sha256"]
+    assert "W9_1" in refusal(f"{SMALL} --speed W9_1=0.5")

@@ -37,7 +37,7 @@ _PLANNING = (
     *SHAPE_KEYS,
     *(
         f"cluster.{key}"
-        for key in ("dead", "techniques", "costs", "memory", "shared_layers", "plan", "library", "profile", "measure")
+        for key in ("dead", "speed", "techniques", "costs", "memory", "shared_layers", "plan", "library", "profile", "measure")
     ),
 )
 

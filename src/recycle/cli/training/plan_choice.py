@@ -65,6 +65,7 @@ def _problem(cluster: ClusterSection, measured: Profile | None, num_layers: Sequ
         memory=cluster.memory or None,
         techniques=cluster.techniques,
         shared_layers=cluster.shared_layers if isinstance(cluster.shared_layers, int) else 0,
+        speeds=cluster.speed,
     )
 
 

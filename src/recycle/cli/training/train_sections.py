@@ -106,6 +106,7 @@ class ClusterSection(_Section):
     stages: int = _key(4, _COUNT, "stages of each pipeline")
     microbatches: int = _key(6, _COUNT, "micro-batches of each pipeline in a step")
     dead: str = _key("", _text("W1_2,..."), "workers that are dead from the start")
+    speed: str = _key("", _text("W0_3=0.6,..."), "workers that are known to be slower or faster than their peers")
     techniques: str = _key(str(Techniques()), _text("LIST"), "techniques of the plan, or none")
     costs: str = _key("", _text("F,I,W"), f"what the plan takes ops to cost, in µs; empty is {_USUAL_COSTS}, or as measured")
     memory: str = _key("", _text("LIMIT"), "micro-batches in flight (6, or 4,3,2,1), bytes (80GiB) or unlimited")
