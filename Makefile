@@ -73,6 +73,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/uneven.py
 	$(BIN)/python benchmarks/state_memory.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/slow_worker.py
 	$(BIN)/python benchmarks/dashboard.py
 
 bench-gpu: $(READY)

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from sheet import NO, UNJUDGED, YES, Case, Row, Script, Section
+from timed_layers import TimedLinear
 from torch import Tensor, nn
 
 import recycle
@@ -26,28 +27,6 @@ OP_MS, SAMPLE_MS, WIDTH = 5, 20, 8
 SHAPE, SAMPLES = (2, 2, 4), 1
 STEPS, QUICK_STEPS, RUNS, QUICK_RUNS = 150, 10, 2, 1
 MOST_SHARE, TARGET_PROCESSES = 0.02, 4
-
-
-class Slowly(torch.autograd.Function):
-    """Returns what it is given, and takes the time of an op, forward and for each of the two parts of a backward pass."""
-
-    @staticmethod
-    def forward(ctx: object, given: Tensor) -> Tensor:
-        time.sleep(OP_MS / 1e3)
-        return given.clone()
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        time.sleep(2 * OP_MS / 1e3)
-        return gradient
-
-
-class SlowLinear(nn.Linear):
-    """A layer whose ops take their time."""
-
-    def forward(self, given: Tensor) -> Tensor:
-        slow: Tensor = Slowly.apply(super().forward(given))  # type: ignore[no-untyped-call]
-        return slow
 
 
 class SlowSamples:
@@ -64,7 +43,7 @@ class SlowSamples:
 def trained(processes: int, steps: int) -> Trained:
     """The summary of a run with so many loader processes in each worker that reads."""
     problem = recycle.problem(*SHAPE, costs=(1, 1, 1))
-    stages = [SlowLinear(WIDTH, WIDTH) for _ in range(SHAPE[1])]
+    stages = [TimedLinear(WIDTH, OP_MS) for _ in range(SHAPE[1])]
     options = TrainOptions(data=recycle.DataOptions(processes), failures=FailureOptions(recovers=False))
     optimizer = partial(torch.optim.SGD, lr=0.01)
     plan = recycle.solve(problem, "greedy", effort=100_000)
