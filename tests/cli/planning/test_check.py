@@ -98,11 +98,10 @@ def test_a_claim_of_a_large_plan_stays_open_and_says_so(tmp_path: Path, capsys: 
     assert plan.period_us > bound
     forged = replace(plan, quality=replace(plan.quality, bound_us=plan.period_us, status="optimal"))
     assert run(forged, tmp_path) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"legal: period {plan.period_us} µs, bound {bound} µs (feasible), {plan.num_ops} ops on 179 workers",
-        f"bound not proven: the plan claims a bound of {plan.period_us} µs that this check cannot prove; it proves {bound} µs, and "
-        f"by that the period is at most {plan.period_us / bound - 1:.2%} above the shortest one possible",
-    ]
+    legal, claim = capsys.readouterr().out.splitlines()
+    assert legal == f"legal: period {plan.period_us} µs, bound {bound} µs (feasible), {plan.num_ops} ops on 179 workers"
+    assert f"claims a bound of {plan.period_us} µs that this check cannot prove; it proves {bound} µs" in claim
+    assert claim.endswith(f"at most {plan.period_us / bound - 1:.2%} above the shortest one possible")
     assert run(forged, tmp_path, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["legal"], facts["claim_is_proven"], facts["status"]) == (True, False, "feasible")
