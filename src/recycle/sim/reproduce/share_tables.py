@@ -52,7 +52,7 @@ class ShareTables:
 def share_of(which: str, system: str, throughput: float, rates: FaultFreeRates) -> float | None:
     """The throughput of a system as a share of one of `REFERENCES`; None if the system cannot run the job at all."""
     if which == "of own":
-        return rates.own_share(system, throughput)
+        return rates.goodput(system, throughput)
     return rates.best_share(throughput) if which == "of best" else throughput / rates.one_f_one_b
 
 
