@@ -43,9 +43,12 @@ def run_ablation(folder: Path | None) -> ExperimentResult:
         head = [shape, "nobody dead", *(f"{count} dead" for count in counts)]
         scaled = [1 - count / job.num_nodes for count in range(MOST_FAILURES + 1)]
         rows = {"fault-scaled": scaled, **found}
+        whose = {"of best": f", {rates.best_schedule}"}
         tables += [
-            ResultTable(f"Throughput of {row.model}, as a share of {REFERENCES[which]}", [head, *_rows(which, rows, best)])
-            for which in REFERENCES
+            ResultTable(
+                f"Throughput of {row.model}, as a share of {text}{whose.get(which, '')}", [head, *_rows(which, rows, best)]
+            )
+            for which, text in REFERENCES.items()
         ]
         panels.append(BarPanel(row.model, [str(count) for count in counts], shares))
         ratios = _estimate_ratios(job, folder)

@@ -13,7 +13,7 @@ from recycle.core.events.record import Spell
 from recycle.core.events.trace import Trace
 from recycle.host.parallel_map import parallel_map
 from recycle.sim import failure_traces
-from recycle.sim.campaign.fault_free_rates import fault_free_rates
+from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
 from recycle.sim.campaign.mean_interval import MeanInterval, mean_interval
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
@@ -21,6 +21,7 @@ from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, PublishedRow
+from recycle.sim.reproduce.share_tables import rate_facts
 from recycle.sim.reproduce.table_readings import (
     DEFAULT,
     FEW_SEEDS,
@@ -81,7 +82,7 @@ def run_throughput_table(
     for (names, row, _), cells in zip(tasks, parallel_map(_simulate_rows, tasks, tick), strict=True):
         found |= {(name, row.model): values for name, values in zip(names, cells, strict=True)}
     found |= {("recycle", row.model): found[REPRODUCED, row.model] for row in TABLE}
-    return _result(found, list(readings), {row.model: best_schedule(row, folder) for row in TABLE})
+    return _result(found, list(readings), {row.model: fault_free(row, folder) for row in TABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,10 @@ class SimulatedRow:
         return tuple(one.mean for one in self.means) or None
 
 
-def best_schedule(row: PublishedRow, folder: Path | None) -> float:
-    """Samples a second of the best fault-free schedule of anybody for the model."""
+def fault_free(row: PublishedRow, folder: Path | None) -> FaultFreeRates:
+    """The fault-free rates of the model: of 1F1B, and of the best schedule of anybody."""
     job = calibrated_job(row, folder)
-    return fault_free_rates(SystemContext(job, Constants.for_model(job.model.num_parameters), folder), ()).best
+    return fault_free_rates(SystemContext(job, Constants.for_model(job.model.num_parameters), folder), ())
 
 
 def _simulate_rows(given: tuple[list[str], PublishedRow, Path | None]) -> list[SimulatedRow]:
@@ -178,7 +179,7 @@ def _throughput(system: System, job: SimulatedJob, trace: Trace) -> float:
 
 
 def _result(
-    simulated: Mapping[tuple[str, str], SimulatedRow], readings: Sequence[str], best: Mapping[str, float]
+    simulated: Mapping[tuple[str, str], SimulatedRow], readings: Sequence[str], rates: Mapping[str, FaultFreeRates]
 ) -> ExperimentResult:
     found: Found = {key: row.cells for key, row in simulated.items()}
     rows = [["samples/s", *(f"{hours:g} h: {what}" for hours in INTERVALS_H for what in ("published", "ours", "differs"))]]
@@ -202,12 +203,13 @@ def _result(
         ResultTable("Samples a second, by the time between two failures", rows),
         ResultTable("Under other assumptions: samples a second", _other_rows(simulated)),
         ResultTable(
-            "Ours as a share of the system's own throughput without failures, and of the best fault-free schedule",
-            _share_rows(simulated, best),
+            "Ours as a share of the system's own throughput without failures, and of the best fault-free schedule "
+            f"({', '.join(f'{model}: {one.best_schedule}' for model, one in rates.items())})",
+            _share_rows(simulated, rates),
         ),
         reading_table(found, TABLE, readings),
     )
-    facts["best fault-free"] = {model: round(rate, 6) for model, rate in best.items()}
+    facts["fault-free"] = {model: rate_facts(one) for model, one in rates.items()}
     others = (*OTHER_PAUSES_S, *readings)
     facts["others"] = {f"{row.model}/{name}": found[name, row.model] for row in TABLE for name in others}
     title, groups = "The published table, made again", "time between two failures"
@@ -221,14 +223,14 @@ def _other_rows(found: Mapping[tuple[str, str], SimulatedRow]) -> list[list[str]
     return [head, *([f"{model}, {text}", *(one.text(2) for one in found[name, model].means)] for model, text, name in shown)]
 
 
-def _share_rows(found: Mapping[tuple[str, str], SimulatedRow], best: Mapping[str, float]) -> list[list[str]]:
+def _share_rows(found: Mapping[tuple[str, str], SimulatedRow], rates: Mapping[str, FaultFreeRates]) -> list[list[str]]:
     """The rows of both tables before, as shares: fault handling alone, and both it and scheduling."""
     names = {system: system for system in SYSTEMS[:-1]} | _OTHERS
     rows = [["model, system", *(f"{hours:g} h: {which}" for hours in INTERVALS_H for which in ("of own", "of best"))]]
     for row in TABLE:
         for text, name in names.items():
             one = found.get((name, row.model), SimulatedRow())
-            shares = [mean.over(rate).text(3) for mean in one.means for rate in (one.own, best[row.model])]
+            shares = [mean.over(rate).text(3) for mean in one.means for rate in (one.own, rates[row.model].best)]
             rows.append([f"{row.model}, {text}", *(shares or ["out of memory"] * 2 * len(INTERVALS_H))])
     return rows
 
