@@ -67,6 +67,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/advise.py
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/control.py

@@ -38,6 +38,7 @@ from sheet import (
     measure,
     write_between_marks,
 )
+from weak_spots import weak
 
 import recycle
 from recycle.planner.failure_normalization import least_bound
@@ -359,6 +360,7 @@ SECTIONS = {
     "cuts": cuts,
     "kept": kept,
     "random-memory": random_memory,
+    "weak": weak,
     "zero-bubble": zero_bubble,
     "example": example,
     "speed": speed,

@@ -16,6 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from sheet import NO, ROOT, YES, Case, Row, Section, exit_code, machine, markdown, measure
 
+from recycle.sim.systems.registry import SYSTEMS
+
 ASKED_COLD_S, ASKED_CACHED_S, ASKED_MONTH_S, ASKED_REPLAY_S = 60, 10, 60, 60
 JOB = "--model gpt-145.6b,microbatch=4 --gpu a100-80 --tensor-parallel 8"
 DAY = "--interval 30m --hours 24"
@@ -59,7 +61,7 @@ def _campaigns(folder: Path) -> Section:
     cases.append(
         Case("16,384 GPUs", partial(_timed, "16,384 GPUs, 30 days at Llama 3's rate, nothing cached", command, ASKED_MONTH_S))
     )
-    about = "All nine systems over one trace, each time in a new process, from the command line to the table."
+    about = f"All {len(SYSTEMS)} systems over one trace, each time in a new process, from the command line to the table."
     return Section("campaigns", "Systems side by side", about, ("campaign", "target", "seconds", "met"), tuple(cases))
 
 

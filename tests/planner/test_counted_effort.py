@@ -14,6 +14,7 @@ import recycle
 EFFORT = 1_500_000
 EXAMPLE = recycle.problem(3, 4, 6, fail="W1_2", costs="10,13,9", comm=1, memory=4)
 ADAPTIVE = recycle.problem(4, 8, 16, fail="W1_2", costs="1,1,1", memory="8,7,6,5,4,3,2,1", techniques="adaptive")
+CUTS = recycle.problem(3, 4, 6, fail="W1_2", costs="40,52,36", comm=1, memory=8, layers=16, shared_layers=2)
 SMALL = recycle.problem(2, 2, 3, fail="W1_1", costs="3,4,2", comm=1, memory=2)
 
 
@@ -30,7 +31,7 @@ def busy_machine() -> Iterator[None]:
             process.wait()
 
 
-@pytest.mark.parametrize(("problem", "method"), [(EXAMPLE, "auto"), (ADAPTIVE, "greedy"), (SMALL, "milp")])
+@pytest.mark.parametrize(("problem", "method"), [(EXAMPLE, "auto"), (ADAPTIVE, "greedy"), (SMALL, "milp"), (CUTS, "greedy")])
 def test_the_same_plan_is_made_on_an_idle_and_on_a_busy_machine(problem: recycle.Problem, method: str) -> None:
     idle = recycle.solve(problem, method, effort=EFFORT).dumps()
     with busy_machine():

@@ -83,6 +83,7 @@ class SteadyState:
     """Training between two changes: steps of `step_us` with `samples` each. Without a step the job is down.
 
     After every `checkpoint_every` steps a checkpoint takes `checkpoint_us`; with 0, a completed step is never lost.
+    `slowdown` says how many times as long these steps take as they would if no worker had taken over from another.
     """
 
     step_us: int
@@ -90,6 +91,7 @@ class SteadyState:
     busy_share: float = 1.0
     checkpoint_every: int = 0
     checkpoint_us: int = 0
+    slowdown: float = 1.0
 
     @property
     def is_down(self) -> bool:
@@ -127,6 +129,8 @@ class PolicyDecision:
     `drops_samples`: the lost samples are never trained on, because the data moves on.
     `secures`: the change includes a checkpoint of all completed steps.
     `review_us`: if nothing changes for so long, the system is asked again; 0 for never. So noticing takes time.
+    `slows_step`: the rest of the step in flight takes so many times as long as without a take-over. A step that is as slow
+    already does not get slower.
     """
 
     steady_state: SteadyState
@@ -138,6 +142,7 @@ class PolicyDecision:
     drops_samples: bool = False
     secures: bool = False
     review_us: int = 0
+    slows_step: float = 1.0
 
 
 class System(Protocol):

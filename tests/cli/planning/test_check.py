@@ -13,6 +13,7 @@ from recycle.core.errors import FileProblem
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
 from recycle.planner.model.lower_bound import lower_bound
+from recycle.planner.solve import MOST_OPS_FOR_EXACT
 from tests.plans import make_1f1b_plan, make_rerouted_plan
 
 
@@ -89,6 +90,25 @@ def test_a_bound_that_no_method_can_prove_is_refused(tmp_path: Path, capsys: pyt
     assert f"but the problem proves {plan.quality.bound_us} µs and no more" in capsys.readouterr().out
 
 
+def test_a_claim_of_a_large_plan_stays_open_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Too many ops for CP-SAT, so that nothing proves the forged bound, and nothing contradicts it.
+    plan = recycle.solve(recycle.problem(60, 3, 7, fail="W1_1", costs="5,7,3", comm=2, memory=3), "greedy", effort=1)
+    assert plan.num_ops > MOST_OPS_FOR_EXACT
+    bound = plan.quality.bound_us
+    assert plan.period_us > bound
+    forged = replace(plan, quality=replace(plan.quality, bound_us=plan.period_us, status="optimal"))
+    assert run(forged, tmp_path) == 0
+    legal, claim = capsys.readouterr().out.splitlines()
+    assert legal == f"legal: period {plan.period_us} µs, bound {bound} µs (feasible), {plan.num_ops} ops on 179 workers"
+    assert f"claims a bound of {plan.period_us} µs that this check cannot prove; it proves {bound} µs" in claim
+    assert claim.endswith(f"at most {plan.period_us / bound - 1:.2%} above the shortest one possible")
+    assert run(forged, tmp_path, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["legal"], facts["claim_is_proven"], facts["status"]) == (True, False, "feasible")
+    assert (facts["bound_us"], facts["claimed_bound_us"]) == (bound, plan.period_us)
+    assert facts["ratio_to_bound"] == round(plan.period_us / bound, 6)
+
+
 def test_a_bound_that_is_claimed_too_low_is_computed_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = make_1f1b_plan()
     assert run(replace(plan, quality=replace(plan.quality, bound_us=3, status="feasible")), tmp_path) == 0
@@ -103,7 +123,9 @@ def test_json_holds_the_verdict_and_every_violation(tmp_path: Path, capsys: pyte
         "period_us": 12,
         "bound_us": 12,
         "claimed_bound_us": 12,
+        "claim_is_proven": True,
         "status": "optimal",
+        "ratio_to_bound": 1.0,
         "num_ops": 24,
         "num_workers": 3,
         "violations": [],

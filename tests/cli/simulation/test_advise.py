@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ import pytest
 
 from recycle.cli.simulation.advise_text import closeness
 from recycle.core.cluster import Shape
+from recycle.core.events.record import Started
+from recycle.core.events.record_file import write_record
 from recycle.core.profile import Profile
 from recycle.sim.advise import evaluations
 from recycle.sim.advise.choices import SystemChoice
 from recycle.sim.advise.evaluations import SimulatedRuns
 from recycle.sim.advise.search import FoundChoice
+from recycle.sim.campaign.run_constants import run_constants
 from tests.cli.commands import output_of, refusal
 from tests.cli.simulation.test_job_options import TAKEN
+from tests.recovery_records import LEFT
 from tests.sim.quick_plans import plan_quickly
 
 JOB = (
@@ -52,6 +57,8 @@ def test_the_best_of_every_system_is_named_with_and_without_spares(cache: Path) 
     low, high = facts["first"]["interval_90"]
     assert low <= facts["first"]["samples_per_s"] <= high
     assert 0 < facts["first"]["goodput"] <= 1
+    shares = [bound / facts["first"]["fault_free_samples_per_s"] for bound in (low, high)]
+    assert facts["first"]["goodput_interval_90"] == pytest.approx(shares, abs=2e-6)
     used = facts["first"]["shape"]
     assert used["num_pipelines"] * used["num_stages"] * facts["first"]["tensor_parallel"] + facts["first"]["spare_gpus"] == 4
     assert [one["samples_per_s"] <= facts["first"]["samples_per_s"] for one in facts["alternatives"]] == [True] * 3
@@ -81,12 +88,27 @@ def test_a_page_its_numbers_and_a_picture_are_written(cache: Path, folder: Path)
     cost = 8 / 3600 / facts["first"]["tokens_per_s"] * 1e6
     assert facts["cost_per_million_tokens"]["first"] == pytest.approx(cost, rel=1e-6)
     assert f"{cost:,.4g}" in page
+    cheapest, dearest = facts["cost_per_million_tokens"]["first_interval_90"]
+    assert cheapest <= facts["cost_per_million_tokens"]["first"]
+    # Two seeds that differ have a wide interval: where it reaches down to no throughput, no cost is the highest.
+    assert dearest is None or dearest >= facts["cost_per_million_tokens"]["first"]
 
 
 def test_a_price_changes_no_simulation(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answer(f"--cache {cache}")
     monkeypatch.setitem(evaluations.FUNCTIONS, "runs", lambda *_: pytest.fail("this was answered before"))
     assert answer(f"--cache {cache} --gpu-price 3")["first"] == before["first"]
+
+
+def test_pauses_are_taken_from_a_run_at_the_most_workers_that_a_choice_can_have(cache: Path, tmp_path: Path) -> None:
+    deaths = replace(LEFT, detect_us=4000, abort_us=50_000, plan_us=0, regroup_us=80_000)
+    write_record(tmp_path / "record.jsonl", [Started("train", "a"), deaths])
+    command = f"--cache {cache} --constants {tmp_path} --set recycle.detect=2s"
+    found = answer(command)["question"]["constants"]["recycle"]
+    assert found["detect_us"] == 2_000_000  # --set comes last
+    assert found["abort_us"] == 50_000
+    assert found["regroup_us"] == run_constants([deaths]).regroup_at_us(4)  # type: ignore[union-attr]
+    assert "- pauses as measured with" in output_of(f"{JOB} {command}")
 
 
 @pytest.mark.parametrize(

@@ -89,40 +89,40 @@ def test_every_system_tells_the_same_kind_of_numbers(documented: dict[str, Any])
             "failures",
             "joins",
             "paid",
-            "goodput",
+            "one_f_one_b_share",
             "own_fault_free",
-            "own_share",
+            "goodput",
             "best_share",
         }
         assert (run["failures"], run["joins"]) == (11, 0)
         times = dict(run["time_us"])
         assert times.pop("total") == sum(times.values()) == 360 * MINUTE, name
         assert run["throughput"] == pytest.approx(run["samples"] / (6 * 3600), rel=1e-5)
-        assert run["goodput"] == pytest.approx(run["throughput"] / documented["fault_free"], abs=1e-5)
+        assert run["one_f_one_b_share"] == pytest.approx(run["throughput"] / documented["fault_free"], abs=1e-5)
         assert run["lost_samples"] == run["redone_samples"] + run["dropped_samples"]
         assert run["best_share"] == pytest.approx(run["throughput"] / documented["best_fault_free"], abs=1e-5)
         if name == "bamboo":  # out of memory
-            assert (run["own_fault_free"], run["own_share"]) == (0, None)
+            assert (run["own_fault_free"], run["goodput"]) == (0, None)
         else:
-            assert run["own_share"] == pytest.approx(run["throughput"] / run["own_fault_free"], abs=1e-5)
+            assert run["goodput"] == pytest.approx(run["throughput"] / run["own_fault_free"], abs=1e-5)
 
 
 def test_scheduling_and_fault_handling_are_told_apart(documented: dict[str, Any]) -> None:
     systems = documented["systems"]
     # 1F1B is what these two run while nobody is dead; ReCycle fills its bubbles, so that it is above 1F1B and not above itself.
     for name in ("replica-drop", "checkpoint-restart"):
-        assert systems[name]["own_share"] == systems[name]["goodput"]
-    assert systems["recycle"]["own_share"] < 1 < systems["recycle"]["own_fault_free"] / documented["fault_free"]
+        assert systems[name]["goodput"] == systems[name]["one_f_one_b_share"]
+    assert systems["recycle"]["goodput"] < 1 < systems["recycle"]["own_fault_free"] / documented["fault_free"]
     assert documented["best_fault_free"] >= systems["recycle"]["own_fault_free"]
 
 
 def test_the_systems_stand_in_the_order_that_their_policies_suggest(documented: dict[str, Any]) -> None:
-    goodput = {name: run["goodput"] for name, run in documented["systems"].items()}
-    assert goodput["bamboo"] == 0  # it does not fit
-    assert goodput["checkpoint-restart"] < goodput["replica-drop"] < goodput["recycle"] < goodput["ideal"]
-    assert max(goodput["oobleck"], goodput["varuna"]) < goodput["recycle"]
+    share = {name: run["one_f_one_b_share"] for name, run in documented["systems"].items()}
+    assert share["bamboo"] == 0  # it does not fit
+    assert share["checkpoint-restart"] < share["replica-drop"] < share["recycle"] < share["ideal"]
+    assert max(share["oobleck"], share["varuna"]) < share["recycle"]
     # Without a spare nothing happens after the first of eleven failures: a twelfth of the time is left, less its checkpoints.
-    assert goodput["checkpoint-restart"] == pytest.approx(1 / 12, rel=0.15)
+    assert share["checkpoint-restart"] == pytest.approx(1 / 12, rel=0.15)
     assert documented["systems"]["recycle"]["dropped_samples"] == 0
     assert documented["systems"]["recycle"]["samples"] % 128 == 0
 
@@ -135,7 +135,7 @@ def test_the_text_says_what_the_json_says(documented: dict[str, Any], docs_cache
     rows = {line.split()[0]: line for line in lines[6:13]}
     assert list(rows) == list(documented["systems"])
     for name, run in documented["systems"].items():
-        shares = [run["goodput"], run["own_share"], run["best_share"]]
+        shares = [run["one_f_one_b_share"], run["goodput"], run["best_share"]]
         assert rows[name].split()[2:5] == ["–" if share is None else f"{share:.1%}" for share in shares]
     assert re.search(r"bamboo was down for 6 h: out of memory: two stages on a GPU take \S+ GiB, but it has \S+ GiB", text)
 
@@ -205,8 +205,8 @@ def test_results_are_kept_where_the_system_keeps_caches(folder: Path, tmp_path: 
 def test_without_failures_1f1b_is_as_fast_as_fault_free(folder: Path) -> None:
     found = facts("--systems replica-drop,fault-scaled,checkpoint-restart-spare")
     assert (found["hours"], found["failures"]) == (6, 0)
-    assert found["systems"]["replica-drop"]["goodput"] == pytest.approx(1, abs=1e-6)
-    assert found["systems"]["fault-scaled"]["goodput"] == pytest.approx(1, abs=1e-6)
+    assert found["systems"]["replica-drop"]["one_f_one_b_share"] == pytest.approx(1, abs=1e-6)
+    assert found["systems"]["fault-scaled"]["one_f_one_b_share"] == pytest.approx(1, abs=1e-6)
 
 
 def test_workers_that_come_back_are_counted_and_help(folder: Path) -> None:
@@ -215,8 +215,8 @@ def test_workers_that_come_back_are_counted_and_help(folder: Path) -> None:
     assert (back["failures"], back["systems"]["replica-drop"]["joins"]) == (11, 11)
     # Eleven times all pipelines stop for 10 s as one of three drops out and for 10 s as it returns, 20 min and 45 s later.
     lost_s = 11 * (10 + (20 * 60 + 45 - 10) / 3 + 10)
-    assert back["systems"]["replica-drop"]["goodput"] == pytest.approx(1 - lost_s / 21600, abs=1e-4)
-    assert away["systems"]["replica-drop"]["goodput"] < back["systems"]["replica-drop"]["goodput"]
+    assert back["systems"]["replica-drop"]["one_f_one_b_share"] == pytest.approx(1 - lost_s / 21600, abs=1e-4)
+    assert away["systems"]["replica-drop"]["one_f_one_b_share"] < back["systems"]["replica-drop"]["one_f_one_b_share"]
 
 
 def test_every_worker_may_fail_by_itself(folder: Path) -> None:
@@ -245,7 +245,9 @@ def test_a_public_trace_names_nodes_as_it_likes(folder: Path) -> None:
     found = facts("--trace trace.csv --systems fault-scaled,checkpoint-restart --set ready=0s")
     assert (found["hours"], found["failures"]) == (2, 3)
     # Six nodes for 60 min, five for 30 min, four for 30 min, of 120 min.
-    assert found["systems"]["fault-scaled"]["goodput"] == pytest.approx((60 * 6 + 30 * 5 + 30 * 4) / (120 * 6), abs=1e-4)
+    assert found["systems"]["fault-scaled"]["one_f_one_b_share"] == pytest.approx(
+        (60 * 6 + 30 * 5 + 30 * 4) / (120 * 6), abs=1e-4
+    )
     # It runs for the first half hour, and from when node9 fills the place until the next failure.
     assert found["systems"]["checkpoint-restart"]["time_us"]["down"] == 60 * MINUTE
     shorter = facts("--trace trace.csv --systems fault-scaled --hours 1")
@@ -263,7 +265,7 @@ def test_nodes_beyond_the_cluster_are_spare(folder: Path) -> None:
     for name, run in found["systems"].items():
         assert run["failures"] == 2
         assert run["time_us"]["down"] == 0, name
-    assert found["systems"]["fault-scaled"]["goodput"] == pytest.approx(1, abs=1e-6)
+    assert found["systems"]["fault-scaled"]["one_f_one_b_share"] == pytest.approx(1, abs=1e-6)
     assert found["systems"]["replica-drop"]["pauses_us"] == {"reconfigure": 10_000_000}
     assert found["systems"]["recycle"]["pauses_us"]["detect"] == 1_000_000
 
@@ -492,7 +494,10 @@ def test_slow_workers_slow_down_the_systems_that_wait_for_them() -> None:
     names = "recycle-rerouting,elaswave,fault-scaled"
     quiet, slow = (facts(f"--systems {names} --hours 1 {more} --no-cache") for more in ("", "--slow 10m,5m,0.5"))
     assert (quiet["slowdowns"], slow["slowdowns"] > 0) == (0, True)
-    kept = {name: slow["systems"][name]["goodput"] / quiet["systems"][name]["goodput"] for name in names.split(",")}
+    kept = {
+        name: slow["systems"][name]["one_f_one_b_share"] / quiet["systems"][name]["one_f_one_b_share"]
+        for name in names.split(",")
+    }
     # A worker is slow for a third of the time, and most of the time one of six is.
     assert kept["elaswave"] < kept["fault-scaled"] < 1
     assert kept["recycle-rerouting"] < kept["fault-scaled"]
@@ -508,7 +513,7 @@ def test_a_worker_may_be_tensor_and_context_parallel_gpus() -> None:
 def test_shared_layers_are_a_number_that_the_stages_have() -> None:
     none, one = (facts(f"--systems recycle --hours 1 --shared-layers {num} --no-cache") for num in (0, 1))
     # In a job as small as this one, nothing is gained by them, and reductions and steps take longer.
-    assert 0 < one["systems"]["recycle"]["goodput"] < none["systems"]["recycle"]["goodput"]
+    assert 0 < one["systems"]["recycle"]["one_f_one_b_share"] < none["systems"]["recycle"]["one_f_one_b_share"]
     assert "but stage 0 has only 3" in refusal(f"simulate {JOB} --systems recycle --shared-layers 4 --no-cache")
     assert "a whole number of layers from 0 on, or auto" in refusal(f"simulate {JOB} --systems recycle --shared-layers two")
 
@@ -542,7 +547,7 @@ def test_means_over_seeds_are_those_of_the_seeds_one_by_one() -> None:
     assert len(set(found["failures"])) > 1
     for name, system in found["systems"].items():
         runs = [one["systems"][name] for one in ones]
-        for key in ("throughput", "goodput", "own_share", "best_share"):
+        for key in ("throughput", "one_f_one_b_share", "goodput", "best_share"):
             values = [run[key] for run in runs]
             interval = system[key]
             assert interval["mean"] == pytest.approx(sum(values) / 3, rel=1e-5)

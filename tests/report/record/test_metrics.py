@@ -39,7 +39,7 @@ def test_samples_are_counted_by_whether_they_were_applied_redone_or_dropped():
     run = measure(RECORD)
     assert (run.samples, run.redone_samples, run.dropped_samples) == (100, 7, 5)
     assert run.throughput == 4.0
-    assert run.goodput(8.0) == 0.5
+    assert run.share_of(8.0) == 0.5
     assert run.to_json()["lost_samples"] == 12
 
 

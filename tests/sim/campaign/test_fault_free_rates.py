@@ -40,7 +40,7 @@ def test_without_failures_every_system_has_its_own_throughput(scale):
         run = measure(record)
         # A step that the end cuts short does not count, and regular checkpoints are fault handling.
         expected = (run.total_us - run.checkpoint_us) / run.total_us
-        assert rates.own_share(name, run.throughput) == pytest.approx(expected, rel=2e-3), name
+        assert rates.goodput(name, run.throughput) == pytest.approx(expected, rel=2e-3), name
 
 
 def test_nobody_who_runs_a_schedule_is_faster_than_the_best_one():
@@ -76,15 +76,15 @@ def test_shares_without_bubbles_tell_scheduling_from_fault_handling():
     records = run_cases([Case(name, given, Trace.parse(dead)) for name in rates.own])
     ours, theirs = (measure(record).throughput for record in records)
     # One of three pipelines is gone for half of the time; beside the best schedule 1F1B loses its bubbles as well.
-    assert rates.own_share("replica-drop", theirs) == pytest.approx(5 / 6, abs=0.01)
+    assert rates.goodput("replica-drop", theirs) == pytest.approx(5 / 6, abs=0.01)
     assert rates.best_share(theirs) == pytest.approx(5 / 6 * rates.one_f_one_b / rates.best, abs=0.01)
-    share = rates.own_share("recycle-rerouting", ours)
+    share = rates.goodput("recycle-rerouting", ours)
     assert share is not None
     assert 5 / 6 < share < 1 < ours / rates.one_f_one_b / share
 
 
-def test_a_system_that_cannot_run_the_job_has_no_own_share():
+def test_a_system_that_cannot_run_the_job_has_no_goodput():
     job = SimulatedJob.of("gpt3-6.7b", "a100-80", Shape(2, 8, 4))
     rates = fault_free_rates(context(job), ["bamboo"])
     assert rates.own["bamboo"] == 0
-    assert rates.own_share("bamboo", 0.0) is None
+    assert rates.goodput("bamboo", 0.0) is None

@@ -84,7 +84,8 @@ class BambooByTable(Bamboo):
 
     def _steady_state(self, layout: BambooLayout, members: Members) -> SteadyState:
         step_us = self.job.step_us(self.num_formed[-1])
-        return SteadyState(round(step_us * SLOWDOWN) if layout.num_overloaded else step_us, self.job.samples_per_step)
+        slowdown = SLOWDOWN if layout.num_overloaded else 1.0
+        return SteadyState(round(step_us * slowdown), self.job.samples_per_step, slowdown=slowdown)
 
 
 def table_average(system: str, model: str, table: Sequence[float], trace: Trace) -> float:

@@ -11,10 +11,11 @@ from tests.sim.reference.reference_simulation import NO_DEVIATIONS
 from tests.sim.reference.table_mode import from_start, table_average
 from tests.sim.reference.test_reference import DATA, public, with_data
 
-PERIODIC = {"6h": 360, "3h": 180, "1h": 60, "30m": 30, "10m": 10}
+PERIODIC = {"6h": 360, "3h": 180, "1h": 60, "30m": 30, "10m": 10, "5m": 5}
 MODELS = ("bert-large", "gpt-2", "gpt-3-medium", "gpt-3-2.7b", "gpt-3-6.7b")
 SYSTEMS = ("oobleck", "varuna", "bamboo")
-LIMITS = {"oobleck": 0.001, "varuna": 0.005, "bamboo": 0.03}
+LIMITS = {"oobleck": 0.001, "varuna": 0.005, "bamboo": 0.002}
+NOTHING_KEPT = {("varuna", "gpt-3-2.7b", "5m"), ("varuna", "gpt-3-6.7b", "10m"), ("varuna", "gpt-3-6.7b", "5m")}
 # Made up: 60 samples/s with 30 nodes, two fewer with each node less.
 TABLE = [60.0 - 2 * row for row in range(16)]
 
@@ -38,7 +39,6 @@ def both(system, model, table, trace):
 @pytest.mark.parametrize("minutes", PERIODIC.values())
 @pytest.mark.parametrize("model", ["gpt-2", "gpt-3-medium"])
 def test_the_policy_is_that_of_the_reference_where_one_node_leaves_at_a_time(model, minutes, system):
-    # A node may leave in the very millisecond in which a step ends: then one of the two counts the step.
     found, wanted = both(system, model, TABLE, one_by_one(minutes))
     assert found == pytest.approx(wanted, rel=0.03)
 
@@ -51,6 +51,8 @@ def test_the_policy_with_the_published_table_is_that_of_the_reference(model, nam
     table = public("throughput_by_nodes_30_to_15")[model].get(system, ())
     found, wanted = both(system, model, table, Trace.load(DATA / "traces" / f"{name}.csv"))
     assert found == pytest.approx(wanted, rel=LIMITS[system])
+    # Without a table a system is out of memory; these three complete no checkpoint of Varuna before the next loss.
+    assert (wanted == 0) == (not table or (system, model, name) in NOTHING_KEPT)
 
 
 def test_the_comparison_has_a_row_for_every_system_and_trace(tmp_path, monkeypatch):

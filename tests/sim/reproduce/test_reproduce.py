@@ -44,7 +44,8 @@ def test_ours_is_as_near_to_the_published_table_as_promised(tmp_path):
     assert sum(map(len, found.values())) == 21
     assert {name: values for name, values in found.items() if max(map(abs, values)) > near[name]} == {}
     for model in ("gpt3-3.35b", "gpt3-6.7b"):
-        assert facts[f"{model}/bamboo"] == {"published": None, "ours": None}  # out of memory, theirs and ours
+        for which in ("published", "ours"):  # out of memory, theirs and ours
+            assert facts[f"{model}/bamboo"][which] is None
     for model in MODELS:
         for which in ("published", "ours"):  # under frequent failures ReCycle is ahead
             assert facts[f"{model}/recycle"][which][-1] > facts[f"{model}/oobleck"][which][-1]
@@ -55,7 +56,8 @@ def test_ours_is_as_near_to_the_published_table_as_promised(tmp_path):
 def test_every_technique_is_worth_something_or_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(ablation, "MOST_FAILURES", 2)  # the table of the documents has more
     facts = ablation.run_ablation(tmp_path).facts
-    assert tuple(facts) == tuple(name for model in MODELS for name in (model, f"{model}/{ablation.ESTIMATE}"))
+    kinds = ("", "/fault-free", f"/{ablation.ESTIMATE}")
+    assert tuple(facts) == tuple(f"{model}{kind}" for model in MODELS for kind in kinds)
     for model in MODELS:
         shares = facts[model]
         # The estimate knows neither split backward nor staggered step: it is never faster than our plan.
@@ -81,10 +83,8 @@ def is_rectangular(given):
 def test_the_table_sets_ours_beside_the_published(small, tmp_path):
     ticks = []
     result = table.run_throughput_table(tmp_path, ticks.append)
-    first, second, third = result.tables
-    assert is_rectangular(first)
-    assert is_rectangular(second)
-    assert is_rectangular(third)
+    first, second, shares, third = result.tables
+    assert all(is_rectangular(each) for each in result.tables)
     assert [row[0] for row in first.rows] == ["samples/s", "gpt3-medium, bamboo", "gpt3-medium, oobleck", "gpt3-medium, recycle"]
     assert first.rows[0][1:4] == ["6 h: published", "6 h: ours", "6 h: differs"]
     assert first.rows[2][1] == "27.26"
@@ -101,6 +101,15 @@ def test_the_table_sets_ours_beside_the_published(small, tmp_path):
     # Bamboo, Oobleck three times, and ReCycle once for each set of plans.
     assert ticks[-1] == 1 + 3 + 6
     assert result.findings == []  # ReCycle has no published cell here
+    assert shares.rows[0] == [
+        "model, system",
+        *(f"{hours} h: {which}" for hours in ("6", "2", "0.5") for which in ("of own", "of best")),
+    ]
+    assert [row[0].removeprefix("gpt3-medium, ") for row in shares.rows[1:3]] == ["bamboo", "oobleck"]
+    by_name = {row[0].removeprefix("gpt3-medium, "): row[1:] for row in shares.rows[1:]}
+    # Nobody fails within 6 h: each keeps all of its own. Of the best schedule ours by default keeps more than 1F1B.
+    assert [by_name[name][0] for name in ("oobleck", f"recycle, {REPRODUCED}", f"recycle, {DEFAULT}")] == ["1.000"] * 3
+    assert float(by_name["oobleck"][1]) < float(by_name[f"recycle, {DEFAULT}"][1]) <= 1
 
 
 def test_a_reading_is_compared_with_the_published_cells():
@@ -176,9 +185,8 @@ def test_the_published_table_has_every_cell():
 
 def test_the_ablation_has_a_row_for_every_technique(small, tmp_path):
     result = ablation.run_ablation(tmp_path)
-    found, estimates = result.tables
-    assert is_rectangular(found)
-    assert is_rectangular(estimates)
+    found, own, best, estimates = result.tables
+    assert all(is_rectangular(each) for each in result.tables)
     assert [row[0] for row in estimates.rows] == ["model, shape", "gpt3-medium, 2 x 2"]
     assert [row[0] for row in found.rows] == [
         "gpt3-medium, 2 x 2",
@@ -188,8 +196,12 @@ def test_the_ablation_has_a_row_for_every_technique(small, tmp_path):
         "+ decoupled",
         "+ staggered",
     ]
-    assert found.rows[0][1:] == ["1 dead", "2 dead"]
-    assert found.rows[2][1:] == ["0.750", "0.500"]  # one and two of four
+    assert found.rows[0][1:] == ["nobody dead", "1 dead", "2 dead"]
+    assert found.rows[2][1:] == ["1.000", "0.750", "0.500"]  # one and two of four
+    assert [row[0] for row in own.rows] == [row[0] for row in best.rows] == [row[0] for row in found.rows]
+    assert {row[1] for row in own.rows[1:]} == {"1.000"}  # all keep all of their own with nobody dead
+    assert own.rows[2] == found.rows[2]
+    assert max(float(cell) for row in best.rows[1:] for cell in row[1:]) <= 1
     assert result.facts["gpt3-medium"].keys() == result.panels[0].series.keys()
 
 

@@ -61,10 +61,10 @@ def test_a_small_cluster_has_a_row_for_every_system_at_both_rates(monkeypatch, t
         assert names == ["recycle", thousand.SHARING, *(name for name in SYSTEMS if name != "recycle")]
     often, seldom = (result.facts[rate] for rate in thousand.GPUS_OF_RATE)
     for name, facts in often.items():
-        if facts["own_share"] is None:
+        if facts["goodput"] is None:
             continue
         whole = 100 + facts["scheduling_points"] + facts["fault_points"]["mean"]
-        assert whole == pytest.approx(100 * facts["goodput"]["mean"], abs=1e-3), name
+        assert whole == pytest.approx(100 * facts["one_f_one_b_share"]["mean"], abs=1e-3), name
         assert len(facts["throughputs"]) == 2
     assert often["fault-scaled"]["scheduling_points"] == often["replica-drop"]["scheduling_points"] == 0
     # Eight times as many failures cost more.

@@ -237,20 +237,33 @@ def test_a_node_that_is_replaced_at_once_has_lost_its_stage():
     assert (causes(decision), counts(decision)) == (["rebalance"], (3, 0, 1))
 
 
-def test_a_fail_over_in_a_trace_costs_the_rebalance_after_its_step():
+def test_a_fail_over_slows_the_rest_of_its_step_and_costs_the_rebalance_after_it():
     job = small_job(5, 2)
     step_us = after(bamboo(job))[0].steady_state.step_us
-    at_us = 10 * step_us + 1000 * (step_us // 2000)
+    into_us = 1000 * (step_us // 2000)
+    at_us, slow_us = 10 * step_us + into_us, round(1.5 * (step_us - into_us))
     names = map(str, job.shape.workers())
     trace = Trace((*(Change(0, True, name) for name in names), Change(at_us, False, "W0_1")), at_us + REBALANCE_US + 5 * step_us)
     found = [event for event in simulate_trace(bamboo(job), trace, job.shape) if isinstance(event, Spell)]
     assert [(spell.state, spell.cause, spell.length_us) for spell in found] == [
         ("train", "", 10 * step_us),
-        ("train", "", step_us),  # with one node fewer
+        ("train", "", into_us + slow_us),  # with one node fewer
         ("pause", "rebalance", REBALANCE_US),
-        ("train", "", 4 * step_us + at_us - 10 * step_us),  # the last step does not end
+        ("train", "", 5 * step_us - slow_us),  # the last step does not end
     ]
     assert sum(spell.samples for spell in found) == 15 * 20  # five pipelines of four micro-batches of one sample
+
+
+def test_a_second_take_over_in_a_step_does_not_slow_it_again():
+    # Workers of two pipelines are lost after a quarter and after half of a step: the other three quarters take 1.5 times as long.
+    job = small_job(21, 2, 1)
+    step_us = after(bamboo(job))[0].steady_state.step_us
+    names = map(str, job.shape.workers())
+    lost = [Change(step_us // 4, False, "W0_1"), Change(step_us // 2, False, "W9_0")]
+    trace = Trace((*(Change(0, True, name) for name in names), *lost), 2 * step_us)
+    found = [event for event in simulate_trace(bamboo(job), trace, job.shape) if isinstance(event, Spell)]
+    pause_us = next(spell.start_us for spell in found if spell.cause == "rebalance")
+    assert pause_us == pytest.approx(step_us * (1 / 4 + 3 / 4 * 1.5), abs=2)
 
 
 # As a whole

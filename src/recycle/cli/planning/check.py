@@ -13,10 +13,12 @@ from recycle.planner.proven_bound import ProvenBound, prove_bound
 MOST_SHOWN = 20
 _DESCRIPTION = """\
 Check a plan against every rule: dependencies, one op at a time, memory, every op exactly once,
-only live workers, only peers of the stage, and the period that it claims. The bound is proven again: a small plan
-that claims more than follows from its problem is given to CP-SAT, which takes up to a minute.
+only live workers, only peers of the stage, and the period that it claims. The bound is proven again, and no bound is
+believed: a small plan that claims more than follows from its problem is given to CP-SAT, which takes up to a minute.
+Of a larger one the claim stays open: a line that begins with "bound not proven" says so, and everything else that is
+printed follows from the bound that this check proves.
 
-Exit code 0: the plan is legal. 1: it breaks a rule. 2: it cannot be read."""
+Exit code 0: the plan is legal. 1: it breaks a rule, or its bound is certainly false. 2: it cannot be read."""
 _EXAMPLES = """\
 examples:
   recycle check plan.json
@@ -43,7 +45,9 @@ def run_check(args: argparse.Namespace) -> int:
             "period_us": plan.period_us,
             "bound_us": None if proven is None else proven.bound_us,
             "claimed_bound_us": plan.quality.bound_us,
+            "claim_is_proven": None if proven is None else not proven.is_open and not proven.violations(),
             "status": None if proven is None else _status(plan, proven),
+            "ratio_to_bound": None if proven is None else round(plan.period_us / proven.bound_us, 6),
             "num_ops": plan.num_ops,
             "num_workers": len(plan.rows),
             "violations": [{"rule": violation.rule, "message": violation.message} for violation in violations],
@@ -58,12 +62,20 @@ def _status(plan: Plan, proven: ProvenBound) -> str:
     return "optimal" if proven.bound_us == plan.period_us else "feasible"
 
 
+def _open_claim(plan: Plan, proven: ProvenBound) -> list[str]:
+    """The line about a bound that is claimed and that nothing here proves or contradicts."""
+    if not proven.is_open:
+        return []
+    claim = f"the plan claims a bound of {proven.claimed_us} µs that this check cannot prove; it proves {proven.bound_us} µs"
+    over = f"by that the period is at most {plan.period_us / proven.bound_us - 1:.2%} above the shortest one possible"
+    return [f"bound not proven: {claim}, and {over}"]
+
+
 def _sentences(plan: Plan, proven: ProvenBound | None, violations: list[Violation]) -> list[str]:
     if proven is not None and not violations:
         quality = f"bound {format_us(proven.bound_us)} ({_status(plan, proven)})"
         legal = f"legal: period {format_us(plan.period_us)}, {quality}, {plan.num_ops} ops on {len(plan.rows)} workers"
-        claim = f"not proven: the plan claims a bound of {format_us(proven.claimed_us)}"
-        return [legal, claim] if proven.is_open else [legal]
+        return [legal, *_open_claim(plan, proven)]
     lines = [str(violation) for violation in violations[:MOST_SHOWN]]
     if len(violations) > MOST_SHOWN:
         lines.append(f"and {len(violations) - MOST_SHOWN} more")

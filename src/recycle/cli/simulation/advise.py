@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from recycle.cli import arguments
 from recycle.cli.simulation.advise_text import advice_page, choice_name, title_of
+from recycle.cli.simulation.constants_options import add_constants_options, constants_note, read_constants
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP
 from recycle.cli.simulation.job_options import add_model_options, read_model_and_gpu
 from recycle.cli.simulation.simulate import add_cache_options, cache_folder
@@ -23,7 +24,6 @@ from recycle.sim.advise.choices import NOT_TO_CHOOSE
 from recycle.sim.advise.question import SCREENED_FAILURES, ClusterQuestion, screened_days
 from recycle.sim.advise.verdict import FAILURES
 from recycle.sim.failure_model import FAILURE_MODELS, FailureModel, parse_failure_model
-from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.registry import SYSTEMS, parse_systems
 
 DEFAULT_DAYS = 30.0
@@ -78,8 +78,7 @@ def add_advise_parser(subparsers: arguments.Subparsers) -> None:
     assumptions.add_argument("--systems", default="all", metavar="LIST", help="which may be chosen, separated by commas")
     about = f"the share of a GPU's memory that is kept free, for what estimates do not know (default: {DEFAULT_RESERVE})"
     assumptions.add_argument("--memory-reserve", type=float, default=DEFAULT_RESERVE, metavar="SHARE", help=about)
-    arguments.add_file_options(assumptions, constants="TOML with pauses and checkpoints, a table a system")
-    arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
+    add_constants_options(assumptions)
     about = "what a GPU costs an hour, spare or not: gives the cost of a million tokens, or samples"
     assumptions.add_argument("--gpu-price", type=float, metavar="PRICE", help=about)
     add_cache_options(assumptions)
@@ -101,19 +100,17 @@ def run_advise(args: argparse.Namespace) -> None:
         advice = advise(question, folder, lambda doing, done: progress.update(task, description=doing, completed=done))
     command = shlex.join(["recycle", *sys.argv[1:]])
     facts = _facts(advice, args.gpu_price)
+    measured = [note] if (note := constants_note(args, args.gpus)) else []
     if args.out:
-        write_text(args.out / "advice.md", advice_page(advice, command, args.gpu_price, "advice.png"))
+        write_text(args.out / "advice.md", advice_page(advice, command, args.gpu_price, "advice.png", measured))
         write_text(args.out / "advice.json", json.dumps(facts, indent=1) + "\n")
         write_bytes(args.out / "advice.png", _picture(advice))
-    print(json.dumps(facts) if args.json else advice_page(advice, command, args.gpu_price).rstrip("\n"))
+    print(json.dumps(facts) if args.json else advice_page(advice, command, args.gpu_price, notes=measured).rstrip("\n"))
 
 
 def _question(args: argparse.Namespace) -> ClusterQuestion:
     model, gpu = read_model_and_gpu(args)
     mtbf_us, repair_us, failures = _failures(args)
-    constants = Constants.for_model(model.num_parameters)
-    if args.constants:
-        constants = constants.with_file(args.constants)
     return ClusterQuestion(
         model,
         gpu,
@@ -121,7 +118,7 @@ def _question(args: argparse.Namespace) -> ClusterQuestion:
         args.batch,
         mtbf_us,
         repair_us,
-        constants.with_values(args.set),
+        read_constants(args, model.num_parameters, args.gpus),
         _systems(args.systems),
         args.gpus_per_server,
         _days(args, mtbf_us, repair_us) if args.days is None else args.days,
@@ -167,8 +164,16 @@ def _facts(advice: Advice, price: float | None) -> dict[str, object]:
     facts: dict[str, object] = advice.to_json()
     if price is not None:
         shown = (advice.first, *advice.alternatives)
-        costs = [cost_per_million(advice.throughput(one), advice.question.num_gpus, price) for one in shown]
-        facts[f"cost_per_million_{advice.question.unit}"] = {"gpu_price": price, "first": costs[0], "alternatives": costs[1:]}
+        costs = [[cost_per_million(rate, advice.question.num_gpus, price) for rate in advice.rates(one)] for one in shown]
+        means = [mean for mean, _, _ in costs]
+        intervals = [(cheapest, dearest) for _, dearest, cheapest in costs]  # the highest throughput is the cheapest
+        facts[f"cost_per_million_{advice.question.unit}"] = {
+            "gpu_price": price,
+            "first": means[0],
+            "alternatives": means[1:],
+            "first_interval_90": intervals[0],
+            "alternatives_intervals_90": intervals[1:],
+        }
     return facts
 
 

@@ -28,15 +28,15 @@ def choice_name(choice: SystemChoice) -> str:
     return f"{choice.system} {choice.shape.num_pipelines} x {choice.shape.num_stages}, tp {choice.tensor_parallel}{shared}"
 
 
-def advice_page(advice: Advice, command: str, price: float | None, picture: str = "") -> str:
-    """Return the whole page."""
+def advice_page(advice: Advice, command: str, price: float | None, picture: str = "", notes: Sequence[str] = ()) -> str:
+    """Return the whole page; `notes` are further assumptions."""
     lines = [f"# Advice: {title_of(advice)}", "", f"Made by `{command}`.", "", *_verdict(advice, price), ""]
     if picture:
         lines += [f"![best of each system, and over the failure rate]({picture})", ""]
     lines += ["## First choice and closest alternatives", "", markdown(_shape_rows(advice, price)), ""]
     lines += ["## Best of every system", "", markdown(_system_rows(advice, price)), "", *_unproven(advice)]
     lines += ["## What would change the verdict", "", markdown(_threshold_rows(advice)), "", _threshold_notes(), ""]
-    lines += ["## Assumptions", "", *(f"- {text}" for text in _assumptions(advice))]
+    lines += ["## Assumptions", "", *(f"- {text}" for text in (*_assumptions(advice), *notes))]
     return "\n".join(lines) + "\n"
 
 
@@ -52,8 +52,8 @@ def _verdict(advice: Advice, price: float | None) -> list[str]:
         ),
         "",
         f"It is expected to train {_rate(advice, first)} {advice.question.unit} a second, "
-        f"{first.runs.mean / first.fault_free:.2%} of its own fault-free throughput and "
-        f"{first.runs.mean / advice.best_fault_free:.2%} of the best fault-free one"
+        f"{_share(first, first.fault_free)} of its own fault-free throughput and "
+        f"{_share(first, advice.best_fault_free)} of the best fault-free one"
         + (f", at {_cost(advice, first, price)} for a million {advice.question.unit}" if price is not None else "")
         + ".",
     ]
@@ -94,8 +94,16 @@ def _rate(advice: Advice, one: FoundChoice) -> str:
 
 
 def _cost(advice: Advice, one: FoundChoice, price: float | None) -> str:
+    """The cost at the mean throughput, and half of its interval: cost and throughput have the same relative one."""
     cost = cost_per_million(advice.throughput(one), advice.question.num_gpus, price) if price is not None else None
-    return "–" if cost is None else f"{cost:,.4g}"
+    if cost is None:
+        return "–"
+    return f"{cost:,.4g} ± {cost * one.runs.half_width / one.runs.mean:.2g}"
+
+
+def _share(one: FoundChoice, rate: float) -> str:
+    """The throughput as a share of a fault-free one, and half of its interval over seeds."""
+    return f"{one.runs.mean / rate:.2%} ± {one.runs.half_width / rate:.2%}"
 
 
 def _shape_rows(advice: Advice, price: float | None) -> list[list[str]]:
@@ -127,7 +135,7 @@ def _microbatches(choice: SystemChoice) -> str:
 
 
 def _result_cells(advice: Advice, one: FoundChoice, price: float | None) -> list[str]:
-    shares = [f"{one.runs.mean / one.fault_free:.2%}", f"{one.runs.mean / advice.best_fault_free:.2%}"]
+    shares = [_share(one, one.fault_free), _share(one, advice.best_fault_free)]
     return [_rate(advice, one), *shares, *([_cost(advice, one, price)] if price is not None else [])]
 
 
@@ -214,6 +222,6 @@ def _assumptions(advice: Advice) -> list[str]:
         f"{costs}, pauses are constants (docs/simulator.md)",
         f"{question.memory_reserve:.0%} of a GPU's memory are kept free, {format_bytes(question.planned_gpu.memory_bytes)} used",
         f"the samples of a micro-batch are those of the {'profile' if is_measured else 'text of the model'}",
-        "goodput is the throughput over the system's own fault-free throughput in the same shape",
+        "goodput is the throughput over the system's own fault-free throughput in the same shape; all intervals are over seeds",
         "-zb: with a schedule without bubbles, which the authors of a system do not have; oobleck-zb has a formula and no plan",
     ]

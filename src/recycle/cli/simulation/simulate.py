@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from recycle.cli import arguments
-from recycle.cli.simulation.constants_options import add_constants_option, constants_note, constants_of_run, job_constants
+from recycle.cli.simulation.constants_options import add_constants_options, constants_note, constants_of_run, read_constants
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
 from recycle.cli.simulation.job_options import add_job_options, profile_note, read_simulated_job
 from recycle.cli.simulation.seed_output import seed_json, seed_text
@@ -72,8 +72,7 @@ def add_simulate_parser(subparsers: arguments.Subparsers) -> None:
     parser.add_argument("--systems", default="all", metavar="LIST", help="which systems, separated by commas (default: all)")
     add_failure_options(parser.add_argument_group("failures"))
     assumptions = parser.add_argument_group("assumptions")
-    add_constants_option(assumptions)
-    arguments.add_set_option(assumptions, "one of them, such as oobleck.reconfigure=57s")
+    add_constants_options(assumptions)
     add_cache_options(assumptions)
     about = "measured fault-free 1F1B throughput, to scale the estimate to"
     assumptions.add_argument("--fault-free", type=float, metavar="SAMPLES/S", help=about)
@@ -123,7 +122,8 @@ def _seeds(args: argparse.Namespace) -> range:
 
 def make_context(args: argparse.Namespace) -> SystemContext:
     job = read_simulated_job(args)
-    context = SystemContext(job, job_constants(args, job), cache_folder(args), shared_layers=_shared_layers(args, job))
+    constants = read_constants(args, job.model.num_parameters, job.num_nodes)
+    context = SystemContext(job, constants, cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:
         return context
@@ -237,11 +237,11 @@ def _json(
 
 
 def _shares(system: str, run: Metrics, rates: FaultFreeRates) -> dict[str, float | None]:
-    own_share = rates.own_share(system, run.throughput)
+    goodput = rates.goodput(system, run.throughput)
     return {
-        "goodput": round(run.goodput(rates.one_f_one_b), 6),
+        "one_f_one_b_share": round(run.share_of(rates.one_f_one_b), 6),
         "own_fault_free": round(rates.own[system], 6),
-        "own_share": None if own_share is None else round(own_share, 6),
+        "goodput": None if goodput is None else round(goodput, 6),
         "best_share": round(rates.best_share(run.throughput), 6),
     }
 
@@ -252,7 +252,7 @@ def _text(
     baseline = f"fault-free 1F1B {rates.one_f_one_b:.4g} samples/s, {context.job.samples_per_step} samples a step"
     lines = [
         _title(context.job),
-        *filter(None, (profile_note(context.job), constants_note(args, context.job))),
+        *filter(None, (profile_note(context.job), constants_note(args, context.job.num_nodes))),
         f"{_counts(traces[0])}; {baseline}" if args.seeds == 1 else baseline,
         f"best fault-free schedule {rates.best:.4g} samples/s ({rates.best_schedule})",
         "shares: of fault-free 1F1B, of the system's own throughput without failures, of the best fault-free schedule",

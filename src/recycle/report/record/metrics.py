@@ -64,9 +64,9 @@ class Metrics:
         """The share of the training time in which live workers were idle."""
         return self.bubble_us / self.train_us if self.train_us else 0.0
 
-    def goodput(self, fault_free: float) -> float:
-        """The throughput as a share of `fault_free`, in samples per second."""
-        return self.throughput / fault_free
+    def share_of(self, rate: float) -> float:
+        """The throughput as a share of `rate`, in samples per second."""
+        return self.throughput / rate
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -80,7 +80,7 @@ def down_notes(runs: Mapping[str, Metrics]) -> list[str]:
 
 
 def _share(run: Metrics, rate: float) -> str:
-    return f"{run.goodput(rate):.1%}" if rate else "–"
+    return f"{run.share_of(rate):.1%}" if rate else "–"
 
 
 def _time(time_us: int) -> str:

@@ -34,6 +34,11 @@ class Advice:
         """Tokens a second, or samples if their tokens are not known."""
         return one.runs.mean * self.question.units_per_sample
 
+    def rates(self, one: FoundChoice) -> tuple[float, float, float]:
+        """The same, and the ends of its 90 % interval over seeds."""
+        mean, each = self.throughput(one), one.runs.half_width * self.question.units_per_sample
+        return mean, max(0.0, mean - each), mean + each
+
     def to_json(self) -> dict[str, Any]:
         return {
             "question": to_plain(self.question),
@@ -59,10 +64,12 @@ class Advice:
             "memory_bytes": facts.memory_bytes,
             "samples_per_s": round(one.runs.mean, 6),
             "tokens_per_s": round(self.throughput(one), 3) if known_tokens else None,
-            "interval_90": [round(one.runs.mean + sign * one.runs.half_width, 6) for sign in (-1, 1)],
+            "interval_90": _interval(one, 1.0),
             "fault_free_samples_per_s": round(one.fault_free, 6),
             "goodput": round(one.runs.mean / one.fault_free, 6),
+            "goodput_interval_90": _interval(one, one.fault_free),
             "of_best_fault_free": round(one.runs.mean / self.best_fault_free, 6),
+            "of_best_fault_free_interval_90": _interval(one, self.best_fault_free),
             "time_shares": dict(one.runs.shares),
         }
 
@@ -71,6 +78,11 @@ class Advice:
         if group.best is None:
             return {**facts, "best": None, "problem": group.problem}
         return {**facts, "best": self._choice_json(group.best)}
+
+
+def _interval(one: FoundChoice, rate: float) -> list[float]:
+    """The 90 % interval of the throughput as a share of `rate`: of the mean over seeds, which all choices share."""
+    return [round((one.runs.mean + sign * one.runs.half_width) / rate, 6) for sign in (-1, 1)]
 
 
 def _crossing_json(one: Crossing) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 A share of fault-free 1F1B mixes two things: how well a system fills the pipeline while every worker is alive, and what failures
 cost it. Two more shares tell them apart:
 
-- *own share*: the throughput over that of the same system with every worker alive at its usual speed. Steps alone count in the
+- *goodput*: the throughput over that of the same system with every worker alive at its usual speed. Steps alone count in the
   latter: neither pauses nor checkpoints, because they are part of fault handling. What is missing to 1 is fault handling.
 - *best share*: the throughput over that of the best fault-free schedule that anybody could run on the same workers. That is the
   fastest of (a) the planner's zero-bubble plans for the shape of the job, in the memory of its GPUs: split backward, staggered
   step, and 0, 1 or 2 shared layers, as far as they fit; (b) the fault-free step of every system in `SYSTEMS` that runs a
   schedule, in the pipelines that it chooses. `BOUNDS` are left out, because nobody can run them.
 
-So best share over own share is scheduling alone: the system's fault-free schedule beside the best one.
+So best share over goodput is scheduling alone: the system's fault-free schedule beside the best one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ class FaultFreeRates:
     best_schedule: str
     own: Mapping[str, float]
 
-    def own_share(self, system: str, throughput: float) -> float | None:
+    def goodput(self, system: str, throughput: float) -> float | None:
         """The throughput as a share of the system's own without failures; None if it cannot run the job at all."""
         return throughput / self.own[system] if self.own[system] else None
 

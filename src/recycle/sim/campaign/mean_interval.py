@@ -19,6 +19,17 @@ class MeanInterval(NamedTuple):
     mean: float
     half_width: float | None
 
+    def over(self, rate: float) -> "MeanInterval":
+        """The same as a share of `rate`."""
+        return MeanInterval(self.mean / rate, None if self.half_width is None else self.half_width / rate)
+
+    def text(self, digits: int) -> str:
+        """The mean and half of its interval; that is left out where it is 0 with so many digits."""
+        mean = f"{self.mean:.{digits}f}"
+        if self.half_width is None or round(self.half_width, digits) == 0:
+            return mean
+        return f"{mean} ± {self.half_width:.{digits}f}"
+
     def to_json(self) -> dict[str, float | None]:
         low, high = (None, None) if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
         return {

@@ -7,12 +7,12 @@ from recycle.sim.campaign.mean_interval import MeanInterval, mean_interval
 
 
 def seed_shares(system: str, throughputs: Sequence[float], rates: FaultFreeRates) -> dict[str, MeanInterval | None]:
-    """Return mean and interval of the throughput, and of its share of 1F1B (`goodput`), of its own and of the best schedule.
+    """Return mean and interval of the throughput, of its share of 1F1B, of its goodput, and of its share of the best schedule.
 
-    The own share is None if the system cannot run the job at all.
+    The goodput is None if the system cannot run the job at all.
     """
     own = rates.own[system]
-    references = {"throughput": 1.0, "goodput": rates.one_f_one_b, "own_share": own, "best_share": rates.best}
+    references = {"throughput": 1.0, "one_f_one_b_share": rates.one_f_one_b, "goodput": own, "best_share": rates.best}
     return {
         name: mean_interval([throughput / rate for throughput in throughputs]) if rate else None
         for name, rate in references.items()

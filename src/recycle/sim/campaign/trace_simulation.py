@@ -63,6 +63,8 @@ class _JobTimeline:
         self._reason_down = ""
         self._pauses: list[Pause] = []
         self._in_step_us = 0
+        self._delay_us = 0  # by which the step in flight takes longer than those of the steady state
+        self._slowdown = 1.0  # of the step in flight
         self._in_checkpoint_us = 0
         self._steps_since_checkpoint = 0
         self._committed: list[Spell] = []
@@ -84,6 +86,7 @@ class _JobTimeline:
         pauses = [pause for pause in decision.pauses if not (is_saved and pause.cause == "checkpoint")]
         self._pauses = [*pauses, *unfinished]
         if decision.loses is Loss.NOTHING and self._in_step_us and not self._steady_state.is_down:
+            self._slow_step(decision.slows_step)
             self._next = decision
             return
         if decision.loses is Loss.SINCE_CHECKPOINT:
@@ -114,7 +117,7 @@ class _JobTimeline:
 
     def _train(self, to_us: int) -> None:
         """Run whole steps up to the next decision, checkpoint or `to_us`; else the checkpoint, or the beginning of a step."""
-        step_us, every = self._steady_state.step_us, self._steady_state.checkpoint_every
+        step_us, every = self._steady_state.step_us + self._delay_us, self._steady_state.checkpoint_every
         if every and self._steps_since_checkpoint >= every:
             self._checkpoint(to_us)
             return
@@ -133,6 +136,13 @@ class _JobTimeline:
         else:
             self._in_step_us += to_us - self.now_us
             self.now_us = to_us
+
+    def _slow_step(self, slowdown: float) -> None:
+        """Let the rest of the step in flight take `slowdown` times as long as usual, unless it does already."""
+        if slowdown > self._slowdown:
+            rest_us = self._steady_state.step_us + self._delay_us - self._in_step_us
+            self._delay_us += round(rest_us * (slowdown / self._slowdown - 1))
+            self._slowdown = slowdown
 
     def _add_train(self, num_steps: int) -> None:
         """Record the time since the last spell, in which so many steps were completed."""
@@ -165,7 +175,7 @@ class _JobTimeline:
     def _lose_step(self, decision: PolicyDecision) -> None:
         """Record the step in flight as discarded, with the share of its samples that it had time for."""
         if self._in_step_us:
-            num_samples = self._steady_state.samples * self._in_step_us // self._steady_state.step_us
+            num_samples = self._steady_state.samples * self._in_step_us // (self._steady_state.step_us + self._delay_us)
             cause = "dropped" if decision.drops_samples else "step in flight"
             start_us = self.now_us - self._in_step_us
             self._uncommitted.append(Spell(start_us, self.now_us, "redo", cause, 0, num_samples, 0, self.num_live))
@@ -179,6 +189,7 @@ class _JobTimeline:
         if decision.secures or decision.steady_state.checkpoint_every == 0:
             self._commit()
         self._steady_state, self._reason_down = decision.steady_state, decision.reason or "too few workers"
+        self._delay_us, self._slowdown = 0, decision.steady_state.slowdown
 
     def _add(self, end_us: int, state: str, cause: str = "") -> None:
         if end_us > self.now_us:

@@ -9,6 +9,7 @@ from recycle.core.events.trace import Slowdown, Trace
 from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
+from recycle.sim.campaign.mean_interval import MeanInterval, mean_interval
 from recycle.sim.campaign.placement import membership_changes
 from recycle.sim.policy import Members
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult
@@ -18,6 +19,7 @@ from recycle.sim.reproduce.scale import (
     MICROBATCH,
     TENSOR_PARALLEL,
     ScaleCluster,
+    interval_facts,
     mean_rate,
     scale_context,
     trace_rate,
@@ -49,6 +51,7 @@ KINDS = ("slow workers", "slow links", "drift")
 ASSUMPTIONS = (
     f"clusters as in `recycle reproduce scale`: {GPU} GPUs, {TENSOR_PARALLEL} a worker; nobody is dead",
     f"first table: so many workers compute at {SPEED:.0%}, rounded up, {NUM_DRAWS} draws; all systems have had time to react",
+    "± is half of the 90 % interval of the mean (Student's t over the draws), where it is not below 0.0005; a day is one draw",
     "recycle plans with the speeds, resihp repartitions whole layers (its bound, not a plan); all others wait for the slowest",
     "of own: of the system itself with nobody slow or dead; of best: of the best schedule of anybody; -zb: with zero bubble",
     f"the day: {HOURS} h; each worker is slow once in 50 h for 10 min at 60 %, its link once in 10 h for 24 min at 50 %",
@@ -62,6 +65,7 @@ def run_fail_slow(folder: Path | None) -> ExperimentResult:
     """Return the steady throughput with slow workers, and that of a day with each kind of slowness."""
     facts: dict[str, Any] = {}
     rates: dict[str, FaultFreeRates] = {}
+    intervals: dict[str, Any] = {}
     steady, days = ShareTables(["cluster", "slow"], COMPARED), ShareTables(["cluster, a day with"], COMPARED)
     panels = []
     for cluster in CLUSTERS:
@@ -70,7 +74,8 @@ def run_fail_slow(folder: Path | None) -> ExperimentResult:
             context = _context(cluster.model, _shape(cluster, num_pipelines, num_stages), folder)
             rates[name] = found = fault_free_rates(context, COMPARED)
             throughputs = _steady(context)
-            facts[name] = {system: [round(one / found.one_f_one_b, 6) for one in own] for system, own in throughputs.items()}
+            facts[name] = {system: [round(one.mean / found.one_f_one_b, 6) for one in own] for system, own in throughputs.items()}
+            intervals[name] = interval_facts(throughputs, found)
             for number, share in enumerate(SHARES):
                 steady.add([name, f"{share:.0%}"], {system: own[number] for system, own in throughputs.items()}, found)
             panels.append(BarPanel(name, [f"{share:.0%}" for share in SHARES], facts[name]))
@@ -83,7 +88,8 @@ def run_fail_slow(folder: Path | None) -> ExperimentResult:
             name = f"{cluster.model}, {num_pipelines} x {num_stages}: {kind}"
             day = _day(context, kind)
             facts[name] = {system: round(rate / found.one_f_one_b, 6) for system, rate in day.items()}
-            days.add([name], day, found)
+            days.add([name], {system: mean_interval([rate]) for system, rate in day.items()}, found)
+    facts["intervals"] = intervals
     facts["fault-free"] = {name: rate_facts(found) for name, found in rates.items()}
     tables = (
         fault_free_table(rates, COMPARED, "cluster"),
@@ -102,7 +108,7 @@ def _context(model: str, shape: Shape, folder: Path | None) -> SystemContext:
     return scale_context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
 
 
-def _steady(context: SystemContext) -> dict[str, list[float]]:
+def _steady(context: SystemContext) -> dict[str, list[MeanInterval]]:
     """The throughput of each system with each share of slow workers."""
     shape = context.job.shape
     draws = [slow_members(shape, -(-round(share * 1000) * shape.num_workers // 1000)) for share in SHARES]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from recycle.core.cluster import Shape
@@ -12,6 +12,7 @@ from recycle.core.events.trace import Trace
 from recycle.sim import failure_traces
 from recycle.sim.campaign.campaign import Case, run_cases
 from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
+from recycle.sim.campaign.mean_interval import MeanInterval, mean_interval
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
@@ -81,6 +82,7 @@ def run_scale(folder: Path | None) -> ExperimentResult:
     steady = ShareTables(HEAD, COLUMNS, {ONE_GPU_LOST: "resihp"})
     rates: dict[str, FaultFreeRates] = {}
     cells: dict[str, dict[str, list[float]]] = {}
+    intervals: dict[str, Any] = {}
     panels = []
     for cluster in CLUSTERS:
         for num_pipelines, num_stages in cluster.shapes:
@@ -88,7 +90,8 @@ def run_scale(folder: Path | None) -> ExperimentResult:
             num_shared, found, throughputs = _steady(cluster.model, shape, folder)
             name = f"{cluster.model}, {cluster.num_gpus} GPUs, {num_pipelines} x {num_stages}"
             rates[name] = found
-            cells[name] = {system: [round(one / found.one_f_one_b, 6) for one in own] for system, own in throughputs.items()}
+            cells[name] = {system: [round(one.mean / found.one_f_one_b, 6) for one in own] for system, own in throughputs.items()}
+            intervals[name] = interval_facts(throughputs, found)
             for number, share in enumerate(SHARES):
                 labels = [name, str(shape.num_microbatches), str(num_shared), f"{share:.0%}"]
                 steady.add(labels, {system: own[number] for system, own in throughputs.items()}, found)
@@ -97,6 +100,7 @@ def run_scale(folder: Path | None) -> ExperimentResult:
     month, month_rates = _month(folder)
     facts: dict[str, Any] = {
         **cells,
+        "intervals": intervals,
         "month": {name: round(rate / month_rates.one_f_one_b, 6) for name, rate in month.items()},
         "fault-free": {name: rate_facts(found) for name, found in {**rates, "month": month_rates}.items()},
     }
@@ -129,6 +133,7 @@ _ASSUMPTIONS = (
     "systems that end in -zb have a zero-bubble schedule in place of 1F1B; best schedules of another shape count, too",
     "steady state: no pause is counted; the number of dead workers is rounded up",
     f"which workers are dead is random: means of {NUM_SEEDS} draws; for oobleck, fault-scaled and both recycle the number counts",
+    "± is half of the 90 % interval of the mean (Student's t over draws), where it is not below 0.0005; the month is one draw",
     "recycle has elastic cuts with as many shared layers as pay, 0 to 2; recycle-rerouting has none",
     f"{ONE_GPU_LOST}: each dead worker has lost one of its {TENSOR_PARALLEL} GPUs, and goes on with half of them; others drop it",
     "odyssey-rerouting is ReCycle as Odyssey's paper estimates it, without split backward and staggered step",
@@ -156,7 +161,7 @@ def scale_context(model: str, gpu: str, shape: Shape, folder: Path | None) -> Sy
     return SystemContext(job, Constants.for_model(job.model.num_parameters), folder)
 
 
-def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, FaultFreeRates, dict[str, list[float]]]:
+def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, FaultFreeRates, dict[str, list[MeanInterval]]]:
     """The number of shared layers, the fault-free rates, and the throughput of each system at each share of dead workers."""
     context = scale_context(f"{model},microbatch={MICROBATCH}", GPU, shape, folder)
     counts = [-(-round(share * 1000) * shape.num_workers // 1000) for share in SHARES]
@@ -170,9 +175,15 @@ def _steady(model: str, shape: Shape, folder: Path | None) -> tuple[int, FaultFr
     return context.num_shared, fault_free_rates(context, STEADY), throughputs
 
 
-def mean_rate(system: System, draws: Sequence[Members]) -> float:
-    """The mean throughput of a system that has adapted to each of these members."""
-    return mean(system.begin(members).steady_state.samples_per_s for members in draws)
+def mean_rate(system: System, draws: Sequence[Members]) -> MeanInterval:
+    """The mean throughput of a system that has adapted to each of these members, with its interval."""
+    return mean_interval([system.begin(members).steady_state.samples_per_s for members in draws])
+
+
+def interval_facts(throughputs: Mapping[str, Sequence[MeanInterval]], rates: FaultFreeRates) -> dict[str, list[Any]]:
+    """For scripts: mean and 90 % interval of every system and column, as shares of fault-free 1F1B."""
+    base = rates.one_f_one_b
+    return {name: [one.over(base).to_json() for one in own] for name, own in throughputs.items()}
 
 
 def _draws(shape: Shape, num_dead: int, num_seeds: int) -> list[Members]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recycle.sim.campaign.fault_free_rates import FaultFreeRates
+from recycle.sim.campaign.mean_interval import MeanInterval
 from recycle.sim.reproduce.experiment_result import ResultTable
 
 REFERENCES = {
@@ -29,9 +30,9 @@ class ShareTables:
     head: Sequence[str]
     columns: Sequence[str]
     variants: Mapping[str, str] = field(default_factory=dict)
-    rows: list[tuple[Sequence[str], Sequence[float], FaultFreeRates]] = field(default_factory=list)
+    rows: list[tuple[Sequence[str], Sequence[MeanInterval], FaultFreeRates]] = field(default_factory=list)
 
-    def add(self, labels: Sequence[str], throughputs: Mapping[str, float], rates: FaultFreeRates) -> None:
+    def add(self, labels: Sequence[str], throughputs: Mapping[str, MeanInterval], rates: FaultFreeRates) -> None:
         self.rows.append((labels, [throughputs[column] for column in self.columns], rates))
 
     def tables(self, caption: str, references: Sequence[str] = tuple(REFERENCES)) -> list[ResultTable]:
@@ -42,18 +43,25 @@ class ShareTables:
         body = []
         for labels, throughputs, rates in self.rows:
             found = [self._share(which, column, value, rates) for column, value in zip(self.columns, throughputs, strict=True)]
-            body.append([*labels, *("–" if share is None else f"{share:.3f}" for share in found)])
+            body.append([*labels, *("–" if share is None else share.text(3) for share in found)])
         return [[*self.head, *self.columns], *body]
 
-    def _share(self, which: str, column: str, throughput: float, rates: FaultFreeRates) -> float | None:
-        return share_of(which, self.variants.get(column, column), throughput, rates)
+    def _share(self, which: str, column: str, throughput: MeanInterval, rates: FaultFreeRates) -> MeanInterval | None:
+        rate = reference_rate(which, self.variants.get(column, column), rates)
+        return throughput.over(rate) if rate else None
 
 
 def share_of(which: str, system: str, throughput: float, rates: FaultFreeRates) -> float | None:
     """The throughput of a system as a share of one of `REFERENCES`; None if the system cannot run the job at all."""
+    rate = reference_rate(which, system, rates)
+    return throughput / rate if rate else None
+
+
+def reference_rate(which: str, system: str, rates: FaultFreeRates) -> float:
+    """The throughput that one of `REFERENCES` is for a system; 0 if the system cannot run the job at all."""
     if which == "of own":
-        return rates.own_share(system, throughput)
-    return rates.best_share(throughput) if which == "of best" else throughput / rates.one_f_one_b
+        return rates.own[system]
+    return rates.best if which == "of best" else rates.one_f_one_b
 
 
 def fault_free_table(rates: Mapping[str, FaultFreeRates], systems: Sequence[str], head: str) -> ResultTable:

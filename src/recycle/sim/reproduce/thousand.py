@@ -80,7 +80,7 @@ class Answer:
 
     @property
     def own_shares(self) -> tuple[float, ...]:
-        """The own share of every seed, in percent."""
+        """The goodput of every seed, in percent."""
         return tuple(100 * rate / self.own for rate in self.throughputs)
 
 
@@ -134,7 +134,7 @@ def sentences(rate: str, answers: Mapping[str, Answer], rates: FaultFreeRates) -
     live = answers["fault-scaled"].own_shares
     yield (
         f"Both together: {first} trains most samples, {_percent(_shares_of_1f1b(answers[first]))} of fault-free 1F1B. "
-        f"{_percent(live)} of the workers are alive in the mean; an own share above that means that the fault-free schedule "
+        f"{_percent(live)} of the workers are alive in the mean; a goodput above that means that the fault-free schedule "
         "waits for its largest stages, so that dead workers cost less where they are moved to smaller ones."
     )
 

@@ -5,21 +5,23 @@ for all models and intervals of a system.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Spell
 from recycle.core.events.trace import Trace
 from recycle.host.parallel_map import parallel_map
 from recycle.sim import failure_traces
+from recycle.sim.campaign.fault_free_rates import FaultFreeRates, fault_free_rates
+from recycle.sim.campaign.mean_interval import MeanInterval, mean_interval
 from recycle.sim.campaign.trace_simulation import simulate_trace
 from recycle.sim.iteration_times import IterationTimes, one_f_one_b_time
 from recycle.sim.job import SimulatedJob
 from recycle.sim.policy import Members, System
 from recycle.sim.reproduce.experiment_result import BarPanel, ExperimentResult, ResultTable
 from recycle.sim.reproduce.published_numbers import INTERVALS_H, TABLE, PublishedRow
+from recycle.sim.reproduce.share_tables import rate_facts
 from recycle.sim.reproduce.table_readings import (
     DEFAULT,
     FEW_SEEDS,
@@ -35,6 +37,7 @@ from recycle.sim.systems.bamboo import Bamboo
 from recycle.sim.systems.constants import Constants
 from recycle.sim.systems.oobleck.policy import Oobleck
 from recycle.sim.systems.recycle import Recycle
+from recycle.sim.systems.registry import SystemContext
 
 GPU = "a100-80"
 NUM_MICROBATCHES = 128
@@ -46,6 +49,7 @@ OTHER_PAUSES_S = {
     "oobleck with its authors' own pauses of 3 to 10 s": None,
     "oobleck with pauses of 57 s, as TrainMover measured": 57.0,
 }
+_OTHERS = {name: name for name in OTHER_PAUSES_S} | {f"recycle, {REPRODUCED}": REPRODUCED, f"recycle, {DEFAULT}": DEFAULT}
 # Two numbers for Oobleck's nine cells: a reconfiguration takes a fixed time, and one that grows with the model's state.
 OOBLECK_FIXED_S, OOBLECK_BYTES_PER_S = 220.0, 0.30e9
 
@@ -54,7 +58,8 @@ ASSUMPTIONS = (
     "stages differ only in their number of layers: embedding and head are left out",
     f"a run lasts {RUN_HOURS} h; the first worker fails after one interval, the next after another, and none returns",
     "so in the 6 h column the one failure comes with the end, and costs nothing",
-    f"who fails is random: means over {NUM_SEEDS} seeds, the same traces for every system",
+    f"who fails is random: means over {NUM_SEEDS} seeds, the same traces for every system; ± is half of the 90 % interval",
+    "of own: of the same system with nobody dead, so that fault handling alone counts; of best: of anybody's best schedule",
     "ReCycle runs 1F1B while nobody is dead; dead workers stay where they fell: nobody changes stage",
     "ReCycle's recovery takes the default constants (docs/simulator.md), and the iteration in flight is done again",
     "Oobleck's fault-free job is as fast as the published fault-free one, whatever layout it chooses",
@@ -73,28 +78,56 @@ def run_throughput_table(
         shared.setdefault(reading.planned, []).append(name)
     groups = [*([name] for name in (*SYSTEMS[:-1], *OTHER_PAUSES_S)), *shared.values()]
     tasks = [(names, row, folder) for row in TABLE for names in groups]
-    found: dict[tuple[str, str], Cells] = {}
+    found: dict[tuple[str, str], SimulatedRow] = {}
     for (names, row, _), cells in zip(tasks, parallel_map(_simulate_rows, tasks, tick), strict=True):
         found |= {(name, row.model): values for name, values in zip(names, cells, strict=True)}
-    return _result(found | {("recycle", row.model): found[REPRODUCED, row.model] for row in TABLE}, list(readings))
+    found |= {("recycle", row.model): found[REPRODUCED, row.model] for row in TABLE}
+    return _result(found, list(readings), {row.model: fault_free(row, folder) for row in TABLE})
 
 
-def _simulate_rows(given: tuple[list[str], PublishedRow, Path | None]) -> list[Cells]:
+@dataclass(frozen=True, slots=True)
+class SimulatedRow:
+    """The throughput at each interval with its interval over seeds, and with nobody dead: nothing if it is out of memory."""
+
+    means: tuple[MeanInterval, ...] = ()
+    own: float = 0.0
+
+    @property
+    def cells(self) -> Cells:
+        return tuple(one.mean for one in self.means) or None
+
+
+def fault_free(row: PublishedRow, folder: Path | None) -> FaultFreeRates:
+    """The fault-free rates of the model: of 1F1B, and of the best schedule of anybody."""
+    job = calibrated_job(row, folder)
+    return fault_free_rates(SystemContext(job, Constants.for_model(job.model.num_parameters), folder), ())
+
+
+def _simulate_rows(given: tuple[list[str], PublishedRow, Path | None]) -> list[SimulatedRow]:
     """The mean throughput of each system or reading at each interval, in one process, so that they share their plans."""
     names, published, folder = given
     return [_simulate_row(name, published, folder) for name in names]
 
 
-def _simulate_row(name: str, published: PublishedRow, folder: Path | None) -> Cells:
+def _simulate_row(name: str, published: PublishedRow, folder: Path | None) -> SimulatedRow:
     reading = READINGS.get(name, READINGS[REPRODUCED])
     job = calibrated_job(published, folder, reading)
     system = make_system(name, job, published.fault_free, folder)
     if isinstance(system, Bamboo) and system.is_out_of_memory:
-        return None
+        return SimulatedRow()
     num_seeds = min(NUM_SEEDS, FEW_SEEDS) if reading.has_few_seeds else NUM_SEEDS
-    return tuple(
-        mean(_throughput(system, job, trace) for trace in interval_traces(job, hours)[:num_seeds]) for hours in INTERVALS_H
+    return SimulatedRow(
+        tuple(
+            mean_interval([_throughput(system, job, trace) for trace in interval_traces(job, hours)[:num_seeds]])
+            for hours in INTERVALS_H
+        ),
+        _own_rate(system, job),
     )
+
+
+def _own_rate(system: System, job: SimulatedJob) -> float:
+    """Samples a second while every worker is alive."""
+    return system.begin(Members(job.shape, frozenset(job.shape.workers()))).steady_state.samples_per_s
 
 
 def published_job(row: PublishedRow, reading: TableReading = READINGS[REPRODUCED]) -> SimulatedJob:
@@ -130,8 +163,7 @@ def make_system(name: str, job: SimulatedJob, fault_free: float, folder: Path | 
 
 def _as_fast_as(fault_free: float, system: Oobleck) -> Oobleck:
     """The same system, scaled to `fault_free` samples a second while no worker is dead."""
-    shape = system.job.shape
-    own = system.begin(Members(shape, frozenset(shape.workers()))).steady_state.samples_per_s
+    own = _own_rate(system, system.job)
     return replace(system, job=replace(system.job, scale=system.job.scale * own / fault_free))
 
 
@@ -146,7 +178,10 @@ def _throughput(system: System, job: SimulatedJob, trace: Trace) -> float:
     return sum(event.samples for event in record if isinstance(event, Spell)) * 1e6 / trace.end_us
 
 
-def _result(found: Found, readings: Sequence[str]) -> ExperimentResult:
+def _result(
+    simulated: Mapping[tuple[str, str], SimulatedRow], readings: Sequence[str], rates: Mapping[str, FaultFreeRates]
+) -> ExperimentResult:
+    found: Found = {key: row.cells for key, row in simulated.items()}
     rows = [["samples/s", *(f"{hours:g} h: {what}" for hours in INTERVALS_H for what in ("published", "ours", "differs"))]]
     panels: list[BarPanel] = []
     facts: dict[str, object] = {}
@@ -154,16 +189,27 @@ def _result(found: Found, readings: Sequence[str]) -> ExperimentResult:
         series: dict[str, list[float | None]] = {}
         for system in SYSTEMS:
             published, ours = row.cells[system], found[system, row.model]
-            rows.append([f"{row.model}, {system}", *_cells(published, ours)])
+            rows.append([f"{row.model}, {system}", *_cells(published, simulated[system, row.model])])
             series[f"{system}, published"] = _or_none(published)
             series[f"{system}, ours"] = _or_none(ours)
-            facts[f"{row.model}/{system}"] = {"published": published, "ours": ours and [round(value, 4) for value in ours]}
+            facts[f"{row.model}/{system}"] = {
+                "published": published,
+                "ours": ours and [round(value, 4) for value in ours],
+                "intervals": [one.to_json() for one in simulated[system, row.model].means],
+                "own": round(simulated[system, row.model].own, 6),
+            }
         panels.append(BarPanel(f"{row.model} (fault-free {row.fault_free:g})", [f"{hours:g} h" for hours in INTERVALS_H], series))
     tables = (
         ResultTable("Samples a second, by the time between two failures", rows),
-        ResultTable("Under other assumptions: samples a second", _other_rows(found)),
+        ResultTable("Under other assumptions: samples a second", _other_rows(simulated)),
+        ResultTable(
+            "Ours as a share of the system's own throughput without failures, and of the best fault-free schedule "
+            f"({', '.join(f'{model}: {one.best_schedule}' for model, one in rates.items())})",
+            _share_rows(simulated, rates),
+        ),
         reading_table(found, TABLE, readings),
     )
+    facts["fault-free"] = {model: rate_facts(one) for model, one in rates.items()}
     others = (*OTHER_PAUSES_S, *readings)
     facts["others"] = {f"{row.model}/{name}": found[name, row.model] for row in TABLE for name in others}
     title, groups = "The published table, made again", "time between two failures"
@@ -171,20 +217,30 @@ def _result(found: Found, readings: Sequence[str]) -> ExperimentResult:
     return ExperimentResult("table", title, ASSUMPTIONS, tables, panels, "samples / s", groups, facts, findings)
 
 
-def _other_rows(found: Found) -> list[list[str]]:
+def _other_rows(found: Mapping[tuple[str, str], SimulatedRow]) -> list[list[str]]:
     head = ["model, system", *(f"{hours:g} h" for hours in INTERVALS_H)]
-    names = {name: name for name in OTHER_PAUSES_S} | {f"recycle, {REPRODUCED}": REPRODUCED, f"recycle, {DEFAULT}": DEFAULT}
-    shown = [(row.model, text, name) for row in TABLE for text, name in names.items() if (name, row.model) in found]
-    cells = {f"{model}, {text}": _or_none(found[name, model]) for model, text, name in shown}
-    return [head, *([name, *(f"{value:.2f}" for value in values)] for name, values in cells.items())]
+    shown = [(row.model, text, name) for row in TABLE for text, name in _OTHERS.items() if (name, row.model) in found]
+    return [head, *([f"{model}, {text}", *(one.text(2) for one in found[name, model].means)] for model, text, name in shown)]
 
 
-def _cells(published: Cells, ours: Cells) -> list[str]:
+def _share_rows(found: Mapping[tuple[str, str], SimulatedRow], rates: Mapping[str, FaultFreeRates]) -> list[list[str]]:
+    """The rows of both tables before, as shares: fault handling alone, and both it and scheduling."""
+    names = {system: system for system in SYSTEMS[:-1]} | _OTHERS
+    rows = [["model, system", *(f"{hours:g} h: {which}" for hours in INTERVALS_H for which in ("of own", "of best"))]]
+    for row in TABLE:
+        for text, name in names.items():
+            one = found.get((name, row.model), SimulatedRow())
+            shares = [mean.over(rate).text(3) for mean in one.means for rate in (one.own, rates[row.model].best)]
+            rows.append([f"{row.model}, {text}", *(shares or ["out of memory"] * 2 * len(INTERVALS_H))])
+    return rows
+
+
+def _cells(published: Cells, ours: SimulatedRow) -> list[str]:
     cells = []
     for number in range(len(INTERVALS_H)):
-        theirs, here = _or_none(published)[number], _or_none(ours)[number]
-        cells += ["out of memory" if theirs is None else f"{theirs:.2f}", "out of memory" if here is None else f"{here:.2f}"]
-        cells.append(f"{here / theirs - 1:+.1%}" if here is not None and theirs is not None else "")
+        theirs, here = _or_none(published)[number], ours.means[number] if ours.means else None
+        cells += ["out of memory" if theirs is None else f"{theirs:.2f}", "out of memory" if here is None else here.text(2)]
+        cells.append(f"{here.mean / theirs - 1:+.1%}" if here is not None and theirs is not None else "")
     return cells
 
 

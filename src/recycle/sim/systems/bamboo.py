@@ -15,9 +15,9 @@ Assumptions, in favour of Bamboo in time, and as published in memory:
 - Memory of a worker: 16 bytes for each parameter of both stages, and the activations of both stages' micro-batches in flight.
   Training is in fp32 with Adam, as in Bamboo's public configurations, and attention stores its scores. Step times are
   nevertheless those of the kernels that all systems here have.
-- The predecessor of a lost worker takes over (fail-over) within the step in flight, which ends when it would have ended. Later
-  steps take 1.5 times as long until pipelines are formed again (rebalance), in `rebalance_us`. `wants_rebalance` decides at once
-  whether that follows the step; it is not done if no pipeline would be left. The loss of a spare costs nothing.
+- The predecessor of a lost worker takes over (fail-over) within the step in flight. The rest of that step, and later steps, take
+  1.5 times as long until pipelines are formed again (rebalance), in `rebalance_us`. `wants_rebalance` decides at once whether
+  that follows the step; it is not done if no pipeline would be left. The loss of a spare costs nothing.
 - The loss of two neighbours, or of a worker that had taken over, is fatal: all nodes form pipelines again in a rendezvous of
   `fatal_us`, and the step in flight is lost. The state of the stage comes from another pipeline; without one, it is assumed to
   be found elsewhere in that time.
@@ -136,9 +136,11 @@ class Bamboo:
         again = BambooLayout.form(layout.nodes, self.num_stages)
         if is_fatal or (not before and again.pipelines):
             return self._decide(again, event.members, (("rendezvous", self.fatal_us),), loses)
+        slows = SLOWDOWN if layout.num_overloaded else 1.0
         if again.pipelines and wants_rebalance(before, self.num_stages, layout.num_overloaded, len(layout.spares)):
-            return self._decide(again, event.members, (("rebalance", self.rebalance_us),), loses)
-        return self._decide(layout, event.members, (), loses)
+            rebalanced = self._decide(again, event.members, (("rebalance", self.rebalance_us),), loses)
+            return replace(rebalanced, slows_step=slows)
+        return replace(self._decide(layout, event.members, (), loses), slows_step=slows)
 
     def _decide(self, layout: BambooLayout, members: Members, costs: tuple[tuple[str, int], ...], loses: Loss) -> PolicyDecision:
         """Train with this layout after the pauses; without any, the rest of earlier pauses remains."""
@@ -157,10 +159,11 @@ class Bamboo:
         num_pipelines = len(layout.pipelines)
         profile = self.job.profile(self.num_stages)
         step_us = step_time_us(profile, -(-self.job.num_microbatches // num_pipelines), num_pipelines)
-        step_us = round(step_us * SLOWDOWN) if layout.num_overloaded else step_us
+        slowdown = SLOWDOWN if layout.num_overloaded else 1.0
+        step_us = round(step_us * slowdown)
         work_us = self.job.num_microbatches * sum(latencies_us(profile))
         busy_share = min(1.0, work_us / (step_us * members.num_live))
-        return SteadyState(self.job.scaled_us(step_us), self.job.samples_per_step, busy_share)
+        return SteadyState(self.job.scaled_us(step_us), self.job.samples_per_step, busy_share, slowdown=slowdown)
 
 
 def _lose(layout: BambooLayout, left: Sequence[Worker]) -> tuple[BambooLayout, bool]:
