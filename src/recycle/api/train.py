@@ -14,7 +14,7 @@ from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event
-from recycle.core.plans.carried_layers import carried_layers
+from recycle.core.plans.carried_by_stage import carried_by_stage
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.runtime.callbacks.protocol import Callback
@@ -181,7 +181,9 @@ def _shown(job: Job, watch: Watch, folder: Path | None) -> Iterator[Watch]:
             from recycle.cli.live.live_view import LiveView
 
             cluster = job.first_plan.problem.cluster
-            view = stack.enter_context(LiveView(job.steps, cluster.shape, cluster.failed, carried=carried_layers(job.first_plan)))
+            view = stack.enter_context(
+                LiveView(job.steps, cluster.shape, cluster.failed, carried=carried_by_stage(job.first_plan))
+            )
             if folder is not None:
                 view.say(f"the run is recorded in {folder}: recycle report {folder} shows it")
             observers.append(view.observe)

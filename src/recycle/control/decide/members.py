@@ -9,7 +9,7 @@ from recycle.control.decide.journal import JournalEntry
 from recycle.control.decide.messages import EpochStopped, LayerTransfer, ProgressReport, RenewLease
 from recycle.control.decide.place_assignment import LayersAt, first_places, free_places, keeps_state, layer_transfers
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plans.carried_layers import carried_layers
+from recycle.core.plans.carried_by_stage import carried_by_stage
 from recycle.core.plans.plan_source import PlanAssignment
 
 # With more members, nothing is done for each of them whenever one comes.
@@ -247,7 +247,7 @@ class Recovery:
         """Note the epoch with which the recovery ends, when it starts; `layers` of each stage, if some are transferred."""
         self.epoch, self.iteration, self.num_live, self.layers = epoch, iteration, len(assignment.places), layers
         self.moves = tuple(f"{now}>{place}" for now, place in assignment.copies)
-        self.carried = carried_layers(assignment.plan)
+        self.carried = carried_by_stage(assignment.plan)
 
     def add_begun(self, number: int, transfer_us: int, now_us: int) -> None:
         """Note that a member has begun the epoch; it says so again when it reconnects."""

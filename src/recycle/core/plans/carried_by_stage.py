@@ -1,9 +1,9 @@
-"""carried_layers: how many layers each stage computes for a micro-batch by a plan with shared layers, for displays."""
+"""carried_by_stage: how many layers each stage computes for a micro-batch by a plan with shared layers, for displays."""
 
 from recycle.core.plans.plan import Plan
 
 
-def carried_layers(plan: Plan) -> tuple[float, ...]:
+def carried_by_stage(plan: Plan) -> tuple[float, ...]:
     """The mean number of layers that each stage computes for a micro-batch; empty if the plan has no shared layers."""
     if not plan.problem.shared_layers:
         return ()

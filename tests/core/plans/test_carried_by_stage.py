@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 import recycle
-from recycle.core.plans.carried_layers import carried_layers
+from recycle.core.plans.carried_by_stage import carried_by_stage
 from recycle.core.plans.row_programs import row_programs
 
 SHAPE = (3, 4, 6)
@@ -21,22 +21,22 @@ def test_it_is_the_mean_over_the_forward_ops_of_a_stage(given: dict[str, str]) -
             if kind == "F":
                 computed[worker.stage].append(end - first)
     means = [sum(own) / len(own) for _, own in sorted(computed.items())]
-    assert carried_layers(plan) == pytest.approx(means, abs=0.005)
-    assert sum(carried_layers(plan)) == pytest.approx(16, abs=0.02)
+    assert carried_by_stage(plan) == pytest.approx(means, abs=0.005)
+    assert sum(carried_by_stage(plan)) == pytest.approx(16, abs=0.02)
 
 
 def test_a_stage_that_lost_a_worker_computes_less() -> None:
     plan = recycle.solve(
         recycle.problem(*SHAPE, costs="40,52,36", layers=16, shared_layers=1, fail="W1_2"), "greedy", effort=100_000
     )
-    assert carried_layers(plan)[2] < 4
-    assert min(carried_layers(plan)) == carried_layers(plan)[2]
+    assert carried_by_stage(plan)[2] < 4
+    assert min(carried_by_stage(plan)) == carried_by_stage(plan)[2]
 
 
 def test_without_shared_layers_there_is_nothing_to_say() -> None:
-    assert carried_layers(recycle.solve(recycle.problem(*SHAPE, costs="40,52,36", layers=16), "greedy", effort=1000)) == ()
+    assert carried_by_stage(recycle.solve(recycle.problem(*SHAPE, costs="40,52,36", layers=16), "greedy", effort=1000)) == ()
 
 
 def test_shared_layers_that_no_micro_batch_uses_are_carried_by_their_stages() -> None:
     plan = recycle.solve(recycle.problem(2, 2, 2, costs="40,52,36", layers=8, shared_layers=1), "greedy", effort=1000)
-    assert carried_layers(plan) == (4, 4)
+    assert carried_by_stage(plan) == (4, 4)
