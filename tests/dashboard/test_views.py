@@ -14,6 +14,7 @@ from recycle.core.events.record_file import write_record
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.plans.steady_period import steady_period_us, with_speeds
 from recycle.dashboard.reading.run_reader import RunReader
+from recycle.dashboard.reading.served_folder import ServedFolder
 from recycle.dashboard.views.campaigns import campaign, campaign_kind
 from recycle.dashboard.views.critical_ops import critical_ops
 from recycle.dashboard.views.event_list import events_as_csv, find_events, trace_for_perfetto
@@ -150,7 +151,7 @@ def test_results_of_each_command_become_a_table(tmp_path):
     tables = {}
     for number, data in enumerate((simulated, reproduced, advised)):
         (path := tmp_path / f"{number}.json").write_text(json.dumps(data))
-        tables[campaign_kind(data)] = campaign(path)
+        tables[campaign_kind(data)] = campaign(path, ServedFolder(tmp_path))
     assert tables["simulate"]["columns"] == ["system", "throughput", "time_us busy"]
     assert tables["reproduce"]["rows"] == [["4 x 8", "recycle", 0.9, 0.8], ["4 x 8", "oobleck", 0.7, 0.6]]
     assert [row[0] for row in tables["advise"]["rows"]] == ["recycle", "oobleck"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import FileProblem
+from recycle.dashboard.reading.served_folder import ServedFolder
 
 _MOST_ROWS, _MOST_COLUMNS = 2000, 40
 _CHOICE = ("system", "pipelines", "stages", "microbatches", "tensor_parallel", "shared_layers", "spare_servers")
@@ -22,11 +23,11 @@ def campaign_kind(data: Any) -> str:
     return "advise" if "question" in data and "alternatives" in data else ""
 
 
-def campaign(path: Path) -> dict[str, Any]:
+def campaign(path: Path, folder: ServedFolder) -> dict[str, Any]:
     """Return the results in a file as a title, notes, and a table whose rows are names and numbers."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
+        data = json.loads(folder.read_file(path))
+    except (ValueError, RecursionError) as problem:
         raise FileProblem(f"cannot read {path.name}: {problem}") from None
     kind = campaign_kind(data)
     if kind == "simulate":

@@ -10,12 +10,13 @@ from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from recycle.core.cluster import Worker
@@ -23,7 +24,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.live_injection import LIVE_ACTIONS
 from recycle.core.release import RELEASE
 from recycle.dashboard.views.campaigns import campaign
-from recycle.dashboard.views.event_list import events_as_csv, events_of_recovery, find_events, trace_for_perfetto
+from recycle.dashboard.views.event_list import events_as_csv, events_as_lines, events_of_recovery, find_events, trace_for_perfetto
 from recycle.dashboard.views.overview import overview, series
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource, read_workers, what_if
@@ -167,7 +168,10 @@ class _Answers:
         name = "".join(letter if letter.isalnum() else "-" for letter in run_id).strip("-") or "run"
         async with self._runs.opened(run_id) as run:
             if form == "json":
-                return FileResponse(run.record, media_type="application/x-ndjson", filename=f"{name}.jsonl")
+                lines = events_as_lines(run)
+                first = await asyncio.to_thread(next, lines)  # what is wrong with the file is said before the answer begins
+                headers = {"Content-Disposition": f'attachment; filename="{name}.jsonl"'}
+                return StreamingResponse(chain([first], lines), headers=headers, media_type="application/x-ndjson")
             if form == "csv":
                 body = await asyncio.to_thread(lambda: b"".join(events_as_csv(run)))
                 return _attachment(body, f"{name}.csv", "text/csv; charset=utf-8")
@@ -214,7 +218,7 @@ class _Answers:
 
     async def campaign(self, request: Request) -> Response:
         path = await asyncio.to_thread(self._server.runs.campaign, self._id(request))
-        return _json(request, await asyncio.to_thread(campaign, path))
+        return _json(request, await asyncio.to_thread(campaign, path, self._server.runs.folder))
 
     async def stream(self, request: Request) -> Response:
         stream = self._runs.stream(self._id(request))
