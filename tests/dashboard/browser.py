@@ -65,6 +65,13 @@ def wait_until(page, expression, seconds=60):
     raise AssertionError(f"the page never came to {expression}")
 
 
+# Elements that a hostile text became: no image is ours, no script outside of the head, and no bold 'bold'.
+FOUND_HTML = (
+    "[...document.querySelectorAll('img, body script, b')]"
+    ".filter((node) => node.tagName !== 'B' || node.textContent === 'bold').map((node) => node.outerHTML)"
+)
+
+
 def find_violations(page):
     """What axe finds that is serious or critical."""
     page.evaluate(AXE.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 // The views of one run: overview, iteration, recoveries, what-if, events. Each has a node, `update(data)` and `close()`.
 
 import { TimeChart, stackedBar } from "./charts.js";
-import { fill, formatBytes, formatClock, formatCount, formatNumber, formatShare, formatTime, getJson, h, placed, table } from "./dom.js";
+import { fill, formatBytes, formatClock, formatCount, formatNumber, formatShare, formatTime, getJson, h, mayPass, placed, table } from "./dom.js";
 import { WorkerGrid } from "./grid.js";
 import { STATES, USES, describeWorker } from "./states.js";
 import { Timeline, paintLegend } from "./timeline.js";
@@ -260,7 +260,11 @@ export class Iteration {
         answer.critical.length ? `Critical: ${answer.critical.length} ops, the last is ${answer.critical[answer.critical.length - 1]}. ` : "", answer.plan_problem ? `No plan: ${answer.plan_problem}` : "",
         "In each lane, above what was executed, below what was planned.");
       this.draw(false);
-    } catch (problem) { fill(this.about, problem.message); this.key = ""; }
+    } catch (problem) {
+      fill(this.about, problem.message);
+      this.key = "";
+      if (mayPass(problem)) this.again = setTimeout(() => this.update(this.run.data), 1500);
+    }
   }
 
   draw(keepView) {
@@ -272,7 +276,7 @@ export class Iteration {
   }
 
   repaint() { if (this.timeline) this.timeline.draw(); }
-  close() { if (this.timeline) this.timeline.close(); }
+  close() { clearTimeout(this.again); if (this.timeline) this.timeline.close(); }
 }
 
 export class WhatIf {

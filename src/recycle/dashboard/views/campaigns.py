@@ -1,6 +1,7 @@
 """Results of `recycle simulate --json`, `recycle reproduce` and `recycle advise` as one kind of table, for the page."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def campaign_kind(data: Any) -> str:
 def campaign(path: Path, folder: ServedFolder) -> dict[str, Any]:
     """Return the results in a file as a title, notes, and a table whose rows are names and numbers."""
     try:
-        data = json.loads(folder.read_file(path))
+        data = json.loads(folder.read_file(path), parse_constant=lambda _: None)
     except (ValueError, RecursionError) as problem:
         raise FileProblem(f"cannot read {path.name}: {problem}") from None
     kind = campaign_kind(data)
@@ -55,12 +56,12 @@ def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"columns": ordered, "texts": texts, "rows": [[row.get(column) for column in ordered] for row in rows[:_MOST_ROWS]]}
 
 
-def _numbers(facts: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number in nested objects and lists, by the path to it."""
+def _numbers(facts: Any, prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    """Yield every number in nested objects and lists, by the path to it; None for one that is not known."""
     if isinstance(facts, bool):
         return
-    if isinstance(facts, int | float):
-        yield prefix, facts
+    if facts is None or isinstance(facts, int | float):
+        yield prefix, facts if facts is not None and math.isfinite(facts) else None
     elif isinstance(facts, dict):
         for key, value in facts.items():
             yield from _numbers(value, f"{prefix} {key}".strip())

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -62,11 +63,17 @@ def _lies_in(event: dict[str, Any], times_us: tuple[int, int]) -> bool:
 def _read_event(stream: BinaryIO, start: int) -> dict[str, Any]:
     stream.seek(start)
     try:
-        data = json.loads(line := stream.readline())
+        data = json.loads(line := stream.readline(), parse_constant=str)  # NaN, which no JSON has, stays as text
         parse_line(line)
     except (ValueError, RecursionError):
         return {"event": "damaged", "text": "this line cannot be read"}
-    return {key: value for key, value in data.items() if key != "line"} if isinstance(data, dict) else {"event": "damaged"}
+    if not isinstance(data, dict):
+        return {"event": "damaged"}
+    return {key: _shown(value) for key, value in data.items() if key != "line"}
+
+
+def _shown(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def events_as_lines(run: RunReader) -> Iterator[bytes]:

@@ -146,7 +146,7 @@ def _ordered(ops: Iterable[OpRan], discarded_us: int) -> list[OpRan]:
 
 def _columns(ops: Sequence[OpRan], start_us: int) -> dict[str, Any]:
     return {
-        "ops": " ".join(op.op for op in ops),
+        "ops": " ".join(op.op.replace(" ", "\u00a0") for op in ops),
         "starts": [op.start_us - start_us for op in ops],
         "lengths": [op.end_us - op.start_us for op in ops],
         "vain": [number for number, op in enumerate(ops) if op.is_in_vain],

@@ -1,13 +1,13 @@
 """`PageStream`: what changed in a run, pushed to every page that shows it. A change is encoded once for all pages."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from recycle.dashboard.reading.run_reader import PART_BYTES, RunReader
 from recycle.dashboard.views.overview import has_ended, overview_head, points_since, recovery, spent_time, waits_for
+from recycle.dashboard.web.json_body import json_body
 
 # How often a record is looked at, and how often pages hear that the server is there.
 _LOOK_S, _BEAT_S = 0.2, 10.0
@@ -97,7 +97,7 @@ class PageStream:
         if began_s >= self._shares_due_s:
             message["shares"] = spent_time(run)
             self._shares_due_s = began_s + max(1.0, (time.monotonic() - began_s) / _SHARE_OF_TIME)
-        return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+        return b"data: " + json_body(message) + b"\n\n"
 
     def _beat(self) -> None:
         """Tell the pages that have read everything that the server is there."""

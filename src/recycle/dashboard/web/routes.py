@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import hmac
-import json
+import math
 import mimetypes
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -30,6 +30,7 @@ from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource, read_workers, what_if
 from recycle.dashboard.web.guard import MOST_BODY_BYTES, Access, Guard
 from recycle.dashboard.web.injection import Injector, read_request
+from recycle.dashboard.web.json_body import json_body
 from recycle.dashboard.web.open_runs import OpenRuns
 from recycle.dashboard.web.page_stream import TooManyPages
 
@@ -90,7 +91,7 @@ async def _busy(request: Request, problem: Exception) -> Response:
 
 
 def _json(request: Request, data: Any, status: int = 200) -> Response:
-    body, headers = json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), {}
+    body, headers = json_body(data), {}
     if len(body) >= _COMPRESSED_FROM_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
         body, headers = gzip.compress(body, 1), {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return Response(body, status, headers, "application/json")
@@ -189,7 +190,9 @@ class _Answers:
             bounds = run.op_ranges.bounds
             today, folder = run.plan_of(bounds[1] if bounds else 0), run.record.parent
             slow = run.state.facts.speeds if run.shape is not None else {}
-            speeds = tuple(sorted((Worker.parse(name), speed) for name, speed in slow.items() if speed != 1))
+            speeds = tuple(
+                sorted((Worker.parse(name), speed) for name, speed in slow.items() if speed != 1 and 0 < speed < math.inf)
+            )
         if self._is_planning.locked():
             return _json(request, {"problem": "another plan is being made: ask again in a moment"}, 429)
         async with self._is_planning:
