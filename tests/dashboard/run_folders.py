@@ -99,8 +99,10 @@ def growing(folder: Path) -> RecordWriter:
     return RecordWriter(folder / "record.jsonl", [Started("train", "8-layer GPT")])
 
 
-def make_client(root: Path, token: str = "", injector: Injector | None = None, host: str = HOST) -> TestClient:
+def make_client(
+    root: Path, token: str = "", injector: Injector | None = None, host: str = HOST, access: Access | None = None
+) -> TestClient:
     """A client of a server for the runs under `root`, which asks by the server's own name."""
-    access = Access.at(PORT, ("127.0.0.1", "localhost"), token, injector is not None)
+    access = access or Access.at(PORT, ("127.0.0.1", "localhost"), token, injector is not None)
     server = PageServer(RunList(root), access, injector=injector)
     return TestClient(server.application(), base_url=f"http://{host}", follow_redirects=False)

@@ -272,6 +272,7 @@ def test_where_a_token_is_needed():
     assert ServerOptions(allows_injection=True).needs_token
     assert ServerOptions("0.0.0.0").needs_token
     assert ServerOptions("10.0.0.1").needs_token
+    assert ServerOptions(names=("pages.example",)).needs_token
     assert page_url("::1", 80, "t") == "http://[::1]:80/?token=t"
 
 

@@ -36,7 +36,7 @@ from recycle.dashboard.web.page_stream import TooManyPages
 
 PAGE = Path(__file__).parent.parent / "page"
 _COMPRESSED_FROM_BYTES = 4096
-_PLANNING_S = 60.0
+_PLANNING_S, _LONGEST_BODY_S = 60.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,10 @@ class _Answers:
             return _json(request, {"problem": "this server allows no injection: start it with --allow-injection"}, 403)
         if not hmac.compare_digest(request.headers.get("x-recycle-token", "").encode(), server.access.token.encode()):
             return _json(request, {"problem": "the token is missing or wrong: load the page again"}, 403)
-        asked = read_request(await _body(request))
+        try:
+            asked = read_request(await asyncio.wait_for(_body(request), _LONGEST_BODY_S))
+        except TimeoutError:
+            return _json(request, {"problem": "the request did not come to its end"}, 408)
         async with self._runs.opened(self._id(request)) as run:
             if run.shape is None or asked.worker not in run.shape:
                 raise UserError(f"{asked.worker} is not a worker of this run")
