@@ -22,11 +22,11 @@ WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 780}
 
 
 @contextmanager
-def serving(root: Path, make_source: MakeSource | None = None, port: int = 0) -> Iterator[str]:
+def serving(root: Path, make_source: MakeSource | None = None, port: int = 0, token: str = "") -> Iterator[str]:
     """Serve the runs under a folder; yields the address."""
     with listening("127.0.0.1", port) as listener, ThreadPoolExecutor(1) as planners:
         port = listener.getsockname()[1]
-        server = http_server(PageServer(RunList(root), Access.at(port, ("127.0.0.1",)), make_source, planners))
+        server = http_server(PageServer(RunList(root), Access.at(port, ("127.0.0.1",), token), make_source, planners))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
