@@ -1,5 +1,6 @@
 """The server: what it answers, what it pushes, and all that it refuses."""
 
+import asyncio
 import json
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.live_injection import LiveInjection
 from recycle.core.events.record import Changed, OpRan, SpeedChanged, Stepped
+from recycle.dashboard.reading.run_reader import RunReader
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.web import page_stream
 from recycle.dashboard.web.guard import Access
@@ -344,6 +346,30 @@ def test_steps_wait_for_each_other_where_many_pages_are_open_and_a_death_waits_f
         message = next_message(answer, deadline_s)
     assert message["workers"]["W1_1"] == {"state": "dead"}
     assert message["points"]["loss"] == [[9.1, 4.4], [9.2, 4.3]]
+
+
+def test_a_page_that_does_not_read_misses_changes_and_costs_no_more_with_each(tmp_path, monkeypatch):
+    writer, run = growing(tmp_path), RunReader(tmp_path / "record.jsonl")
+    monkeypatch.setattr(page_stream, "_LOOK_S", 0.01)
+    stream = page_stream.PageStream(run, asyncio.Lock(), 5)
+
+    async def follow():
+        stuck, reading = stream.listen(), stream.listen()
+        await anext(stuck)  # it never asks for more
+        assert await anext(reading) == b"retry: 1000\n\n"
+        for number in range(30):
+            writer.write(Changed(10_000_000 + number, "W1_1", bool(number % 2), 3))
+            message = json.loads((await asyncio.wait_for(anext(reading), 20)).removeprefix(b"data: "))
+            while message["version"] < number + 2:
+                message = json.loads((await asyncio.wait_for(anext(reading), 20)).removeprefix(b"data: "))
+            assert max(queue.qsize() for queue in stream._pages) <= 1
+        waiting = await anext(stuck)
+        assert json.loads(waiting.removeprefix(b"data: "))["version"] >= 30  # the newest one only
+        await stuck.aclose()
+        await reading.aclose()
+        assert not stream.has_pages
+
+    asyncio.run(follow())
 
 
 def test_a_head_that_is_too_long_is_refused(served):
