@@ -49,7 +49,8 @@ export class Runs {
     const box = h("div", { class: "plot tall", role: "img", "aria-label": `${loss} of ${ids.join(", ")} over time` });
     const inks = ["F", "B", "W", "reduce", "I", "optimizer"];
     const ink = (number) => found[number][1].paints[inks[number]].fill;
-    fill(this.chart, h("section", { class: "panel" }, h("h2", {}, loss === "loss" ? "Loss over time" : "Throughput over time, samples/s"), box,
+    fill(this.chart, h("section", { class: "panel" }, h("h2", {}, loss === "loss" ? "Loss over time" : "Throughput over time, samples/s"),
+      this.chosen.size > MOST_COMPARED ? h("p", { class: "faint", role: "status" }, `${MOST_COMPARED} runs can be compared at once: ${[...this.chosen].slice(MOST_COMPARED).join(", ")} not shown.`) : null, box,
       h("ul", { class: "legend" }, found.map(([one], number) => h("li", {}, placed(h("span", { class: "swatch" }), { "background-color": ink(number) }), ` ${one}`)))));
     const axis = { stroke: colour("faint-ink"), grid: { stroke: colour("rule") }, ticks: { stroke: colour("rule") } };
     this.plot = new window.uPlot({ width: box.clientWidth, height: 260, legend: { show: false }, scales: { x: { time: false } },

@@ -24,6 +24,17 @@ function facts(data) {
   return rows.filter(([, value]) => value !== null).map(([name, value]) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value)));
 }
 
+// Layers that are computed for as many micro-batches stand together.
+function describeLoad({ layers, load, share, num_layers: num }) {
+  const groups = [];
+  for (const [layer, part] of layers) {
+    const last = groups[groups.length - 1];
+    if (last && last.part === part && last.to === layer - 1) last.to = layer; else groups.push({ from: layer, to: layer, part });
+  }
+  const texts = groups.map(({ from, to, part }) => `${from === to ? `layer ${from}` : `layers ${from} to ${to}`} for ${formatShare(part)}`);
+  return `By the plan it computes ${formatShare(share)} of all work (${formatNumber(load, 3)} of ${num} layers on average): ${texts.join(", ")} of the micro-batches.`;
+}
+
 const marksOf = (data) => (data.recoveries.length ? data.recoveries.map((one) => ({ at_s: one.at_us / 1e6, joins: one.joins, text: one.who }))
   : data.changes.map(([at_s, node, joins]) => ({ at_s, joins, text: `${node} ${joins ? "joined" : "left"}` })));
 
@@ -37,6 +48,7 @@ export class Overview {
     const part = (name) => async (from, to) => (await getJson("/api/run/series", { id: run.id, from_us: from, to_us: to }))[name];
     this.charts = { loss: new TimeChart("Loss", "", part("loss")), rate: new TimeChart("Throughput", "samples/s", part("rate"), { isZeroBased: true, isStepped: true }), live: new TimeChart("Live workers", "workers", part("live"), { isStepped: true }) };
     this.answer = h("p", { class: "answer", role: "status" });
+    this.load = h("p");
     this.shares = h("div");
     this.list = h("div");
     this.recoveries = h("section", { class: "panel whole" }, h("h2", {}, "Recoveries"), this.list);
@@ -78,13 +90,25 @@ export class Overview {
 
   showDetail(data) {
     const about = data.workers[this.chosen] || { state: "alive" };
-    const key = JSON.stringify([this.chosen, about, data.has_ended]);
+    const key = JSON.stringify([this.chosen, about, data.has_ended, data.num_recoveries]);
     if (key === this.detailKey) return;
     this.detailKey = key;
+    this.showLoad(data);
     const isGone = about.state === "dead", actions = data.has_ended ? [] : this.session.actions.filter((action) => (action === "start" ? isGone : !isGone && about.state !== "joining" && about.state !== "starting"));
     fill(this.detail, h("h3", {}, describeWorker(this.chosen, about)),
       actions.length ? h("div", { class: "actions" }, actions.map((action) => h("button", { type: "button", class: action === "start" || action === "resume" ? "" : "danger", data: { action }, onclick: () => this.inject(action) }, NEXT_WORDS[action]))) : null,
-      this.answer, h("p", {}, data.shape ? h("a", { href: this.go.link("what-if", this.chosen) }, `What if ${this.chosen} died?`) : null));
+      this.answer, this.load, h("p", {}, data.shape ? h("a", { href: this.go.link("what-if", this.chosen) }, `What if ${this.chosen} died?`) : null));
+  }
+
+  // What the worker computes by the plan of now; a run without a plan has none to say.
+  async showLoad(data) {
+    const asked = (this.loadAsked = {});
+    fill(this.load);
+    if (!data.shape) return;
+    try {
+      const load = await getJson("/api/run/load", { id: this.run.id, worker: this.chosen });
+      if (asked === this.loadAsked && load.layers.length) fill(this.load, describeLoad(load));
+    } catch { /* the plan cannot be read: the iteration says why */ }
   }
 
   async inject(action) {
@@ -182,7 +206,7 @@ export class Events {
   constructor(run) {
     this.run = run;
     this.text = h("input", { type: "search", id: "event-text", placeholder: "W1_2, warning …", oninput: () => this.soon() });
-    const kinds = ["step", "spell", "changed", "recovery", "suspected", "joining", "placed", "speed", "link", "checkpoint", "warning", "memory", "resumed", "started"];
+    const kinds = ["step", "spell", "changed", "recovery", "suspected", "joining", "placed", "speed", "link", "checkpoint", "warning", "memory", "evaluation", "resumed", "started"];
     this.kind = h("select", { id: "event-kind", onchange: () => this.search() }, h("option", { value: "" }, "all events"), kinds.map((kind) => h("option", { value: kind }, kind)));
     this.list = h("div");
     this.more = h("button", { type: "button", hidden: true, onclick: () => this.search(this.next) }, "Show older events");
@@ -205,7 +229,9 @@ export class Events {
       this.next = answer.next;
       this.more.hidden = answer.next === null;
       this.count.textContent = `${formatCount(this.found.length)} shown of ${formatCount(answer.total)} events, the newest first; ops are in the timeline`;
-      fill(this.list, this.found.length ? eventTable(this.found) : h("p", { class: "empty" }, "No event is like this."));
+      const looked = answer.next === null ? "" : ` among the newest ${formatCount(answer.total - answer.next)}`;
+      this.more.textContent = this.found.length && answer.events.length ? "Show older events" : "Look further back";
+      fill(this.list, this.found.length ? eventTable(this.found) : h("p", { class: "empty" }, `No event is like this${looked}.`));
     } catch (problem) { fill(this.list, h("p", { class: "empty" }, problem.message)); }
   }
 

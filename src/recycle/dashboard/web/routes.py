@@ -28,6 +28,7 @@ from recycle.dashboard.views.event_list import events_as_csv, events_as_lines, e
 from recycle.dashboard.views.overview import overview, series
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource, read_workers, what_if
+from recycle.dashboard.views.worker_load import worker_load
 from recycle.dashboard.web.guard import MOST_BODY_BYTES, Access, Guard
 from recycle.dashboard.web.injection import Injector, read_request
 from recycle.dashboard.web.json_body import json_body
@@ -60,6 +61,7 @@ class PageServer:
             Route("/api/run/series", answers.series),
             Route("/api/run/iteration", answers.iteration),
             Route("/api/run/events", answers.events),
+            Route("/api/run/load", answers.load),
             Route("/api/run/recovery", answers.recovery),
             Route("/api/run/download", answers.download),
             Route("/api/run/what-if", answers.what_if),
@@ -163,6 +165,12 @@ class _Answers:
         number = _number(request, "number", 0)
         async with self._runs.opened(self._id(request)) as run:
             return _json(request, await asyncio.to_thread(events_of_recovery, run, number))
+
+    async def load(self, request: Request) -> Response:
+        worker = Worker.parse(request.query_params.get("worker", "")[:40])
+        async with self._runs.opened(self._id(request)) as run:
+            plan = await asyncio.to_thread(run.plan_of, run.state.facts.num_done or 0)
+        return _json(request, await asyncio.to_thread(worker_load, plan, worker))
 
     async def download(self, request: Request) -> Response:
         form, run_id = request.query_params.get("form", "json"), self._id(request)
