@@ -94,6 +94,7 @@ chaos: $(READY)
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py
+	$(BIN)/python docs/pictures/page_pictures.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

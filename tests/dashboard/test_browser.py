@@ -83,6 +83,7 @@ def test_an_iteration_shows_re_routed_ops_and_is_zoomed_by_keyboard(browser, run
     page.keyboard.press("0")
     page.hover(".timeline canvas", position={"x": 300, "y": 12})
     assert page.evaluate(f"() => {view}[1] - {view}[0]") == pytest.approx(whole)
+    assert f"iteration={EPOCHS[1][0]}" in page.get_attribute("a:text-is('Perfetto trace')", "href")
     page.click("[aria-label='the next iteration']")
     wait_until(page, f"window.recycle.view().shown === {EPOCHS[1][0] + 1}")
 
@@ -93,6 +94,8 @@ def test_a_recovery_shows_its_waterfall_and_messages(browser, runs, problems):
     assert page.locator(".waterfall tr").all_inner_texts()[0].split() == ["redo", "20.0", "ms"]
     assert "regroup" in page.inner_text(".waterfall")
     assert page.locator(".fall-bar").count() == 4
+    inside = "(bar) => bar.getBoundingClientRect().right <= bar.parentElement.getBoundingClientRect().right + 0.5"
+    assert page.evaluate(f"() => [...document.querySelectorAll('.fall-bar')].every({inside})")
     page.wait_for_selector("td:text-is('changed')")
 
 
@@ -219,6 +222,22 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(browser, runs, problems
     page.goto(f"{runs}#/run/nothing/overview")
     page.wait_for_selector("text=there is no run 'nothing'")
     problems.clear()  # a browser notes every answer of 404
+
+
+def test_axe_finds_nothing_serious_on_a_phone_and_in_hostile_runs(browser, runs, problems):
+    page = open_page(browser, runs, problems, viewport=PHONE)
+    for view in ("run/a/overview", "run/a/iteration/6", "run/hostile/overview", "run/hostile/events"):
+        page.goto(f"{runs}#/{view}")
+        page.wait_for_selector("h1", state="attached")
+        page.wait_for_timeout(250)
+        assert find_violations(page) == [], view
+
+
+def test_on_a_wall_nothing_is_wider_than_the_screen(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/overview", problems, viewport={"width": 3840, "height": 2160})
+    page.wait_for_selector(".chart canvas")
+    boxes = "[...document.querySelectorAll('.panel')].map((node) => node.getBoundingClientRect())"
+    assert page.evaluate(f"() => {boxes}.every((box) => box.left >= 0 && box.right <= 3840)")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -165,6 +165,7 @@ export class Recoveries {
     fill(this.detail, h("h2", {}, `${one.who}, in step ${one.step}`), h("p", {}, one.about),
       h("p", {}, `${formatTime(one.lost_us)} lost: from ${formatClock(one.at_us)} to ${formatClock(one.end_us)}, epoch ${one.epoch}, then ${formatCount(one.num_live)} live workers.`),
       waterfall(one, data),
+      one.layers.length ? h("p", {}, `Layers of each stage from then on: ${one.layers.join(", ")}.`) : null,
       one.moves.length ? [h("h3", {}, "Moves"), h("ul", {}, one.moves.slice(0, 40).map((move) => h("li", {}, move.replace(">", " takes the place "))))] : null,
       h("p", {}, h("a", { href: this.go.link("iteration", one.step - 1) }, `Iteration ${one.step - 1} as executed: what was in vain, and what was re-routed`)),
       h("h3", {}, "Messages"), events);
@@ -184,7 +185,7 @@ function waterfall(one, data) {
   const rows = parts.map((part) => {
     const left = at;
     at += part.time_us;
-    const bar = placed(h("span", { class: "fall-bar" }), { left: `${(100 * left) / Math.max(1, one.lost_us)}%`, width: `${Math.max(0.3, (100 * part.time_us) / Math.max(1, one.lost_us))}%`, "background-color": data.paints[data.part_looks[part.part]].fill });
+    const bar = placed(h("span", { class: "fall-bar" }), { left: `${Math.min(99.7, (100 * left) / Math.max(1, one.lost_us))}%`, width: `${Math.max(0.3, (100 * part.time_us) / Math.max(1, one.lost_us))}%`, "background-color": data.paints[data.part_looks[part.part]].fill });
     return h("tr", { class: part.time_us ? "" : "faint" }, h("th", { scope: "row" }, part.part), h("td", { class: "fall" }, part.time_us ? bar : ""), h("td", { class: "number" }, formatTime(part.time_us)));
   });
   return h("table", { class: "waterfall" }, h("caption", { class: "hidden" }, "Parts of the recovery in order of time"), h("tbody", {}, rows));
@@ -195,7 +196,7 @@ const WHO = ["node", "worker", "link", "workers"], TIMES = ["at_us", "start_us",
 function eventTable(events) {
   return table("Events", ["Time", "Event", "Who", "Details"], events.map((event) => {
     const who = WHO.map((key) => event[key]).filter(Boolean).flat().join(", ");
-    const details = Object.entries(event).filter(([key]) => !WHO.includes(key) && !TIMES.includes(key)).map(([key, value]) => `${key.replace(/_(us|bytes)$/, "").replace(/^(num|is|has)_/, "").replaceAll("_", " ")} ${key.endsWith("_us") ? formatTime(value) : key.endsWith("_bytes") ? formatBytes(value) : Array.isArray(value) ? value.join(", ") || "none" : typeof value === "number" && !Number.isInteger(value) ? formatNumber(value) : value}`);
+    const details = Object.entries(event).filter(([key]) => !WHO.includes(key) && !TIMES.includes(key)).map(([key, value]) => `${key.replace(/_(us|bytes)$/, "").replace(/^(num|is|has)_/, "").replaceAll("_", " ")} ${typeof value === "boolean" ? (value ? "yes" : "no") : key.endsWith("_us") ? formatTime(value) : key.endsWith("_bytes") ? formatBytes(value) : Array.isArray(value) ? value.join(", ") || "none" : typeof value === "number" && !Number.isInteger(value) ? formatNumber(value) : value}`);
     const at = event.at_us ?? event.start_us;
     const time = at === undefined ? "" : event.end_us && event.event === "spell" ? `${formatClock(at)} for ${formatTime(event.end_us - at)}` : formatClock(at);
     return h("tr", {}, h("td", { class: "number" }, time), h("td", {}, event.event), h("td", {}, who), h("td", { class: "wide" }, details.join(" · ")));
@@ -254,11 +255,12 @@ export class Iteration {
     this.vain = h("input", { type: "checkbox", id: "vain", onchange: () => this.draw(false) });
     this.vainBox = h("span", { hidden: true }, this.vain, h("label", { for: "vain" }, " from the first op in vain"));
     this.about = h("p", { class: "faint", role: "status" }, "Loading …");
+    this.trace = h("a", { class: "button", download: true, hidden: true }, "Perfetto trace");
     this.box = h("div");
     const step = (by) => go("iteration", Math.max(0, (this.shown ?? 0) + by));
     this.node = h("div", {}, h("h1", {}, "Iteration"), h("div", { class: "controls" },
       h("button", { type: "button", "aria-label": "the iteration before", onclick: () => step(-1) }, "◀"), h("label", { for: "iteration" }, "Iteration "), this.input, h("button", { type: "button", "aria-label": "the next iteration", onclick: () => step(1) }, "▶"),
-      h("span", {}, this.follow, h("label", { for: "follow" }, " follow the newest")), h("span", {}, this.scaled, h("label", { for: "scaled" }, " plan at the measured speed")), this.vainBox), this.about, this.box);
+      h("span", {}, this.follow, h("label", { for: "follow" }, " follow the newest")), h("span", {}, this.scaled, h("label", { for: "scaled" }, " plan at the measured speed")), this.vainBox, this.trace), this.about, this.box);
   }
 
   update(data) {
@@ -278,6 +280,8 @@ export class Iteration {
       this.shown = wanted;
       this.input.value = wanted;
       this.input.max = bounds[1];
+      this.trace.href = `/api/run/download?${new URLSearchParams({ id: this.run.id, form: "perfetto", iteration: wanted })}`;
+      this.trace.hidden = false;
       if (!this.timeline) { this.timeline = new Timeline(data.paints); fill(this.box, paintLegend(data.paints), this.timeline.node); }
       this.answer = answer;
       this.vainBox.hidden = !(answer.vain_from_us < 0);
@@ -342,6 +346,7 @@ export class WhatIf {
         h("p", {}, answer.reason), Object.keys(answer.speeds).length ? h("p", {}, `For workers that are not as fast as their peers: ${Object.entries(answer.speeds).map(([name, speed]) => `${name} at ${speed} of their speed`).join(", ")}.`) : null,
         answer.moves.length ? h("p", {}, `Workers that move: ${answer.moves.map((move) => move.replace(">", " → ")).join(", ")}.`) : null);
       if (!this.timeline) { this.timeline = new Timeline(this.run.data.paints); fill(this.box, paintLegend(this.run.data.paints), this.timeline.node); }
+      if (answer.lanes.length < answer.workers.length) this.answer.append(h("p", { class: "faint" }, `The first ${formatCount(answer.lanes.length)} of ${formatCount(answer.workers.length)} workers are drawn.`));
       this.timeline.show({ label: "The plan", workers: answer.workers.slice(0, answer.lanes.length), dead: new Set(answer.dead), executed_us: 0, planned_us: answer.planned_length_us, slowdown: 1, first: 0, lanes: answer.lanes });
     } catch (problem) { fill(this.answer, h("p", { class: "empty" }, problem.message)); fill(this.box); this.timeline = null; }
     this.ask.disabled = !this.session.can_plan;

@@ -52,12 +52,18 @@ def events_of_recovery(run: RunReader, number: int) -> dict[str, Any]:
     with run.open() as stream:
         events = [_read_event(stream, start) for start in run.line_starts[max(0, last - _MOST_OF_RECOVERY) : last]]
     times_us = (one.at_us - one.redo_us, one.end_us)
-    return {"events": [event for event in events if event.get("event") != "step" and _lies_in(event, times_us)]}
+    found = [event for event in events if event.get("event") != "step" and _lies_in(event, times_us)]
+    return {"events": sorted(found, key=_time_us)}
 
 
 def _lies_in(event: dict[str, Any], times_us: tuple[int, int]) -> bool:
+    return times_us[0] <= _time_us(event) <= times_us[1]
+
+
+def _time_us(event: dict[str, Any]) -> int:
+    """When an event was or began; before all times if that is not known."""
     at_us = event.get("at_us", event.get("start_us"))
-    return isinstance(at_us, int) and times_us[0] <= at_us <= times_us[1]
+    return at_us if isinstance(at_us, int) else -1
 
 
 def _read_event(stream: BinaryIO, start: int) -> dict[str, Any]:
