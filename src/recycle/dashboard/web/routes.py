@@ -6,7 +6,6 @@ import hmac
 import math
 import mimetypes
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from recycle.dashboard.web.injection import Injector, read_request
 from recycle.dashboard.web.json_body import json_body
 from recycle.dashboard.web.open_runs import OpenRuns
 from recycle.dashboard.web.page_stream import TooManyPages
+from recycle.dashboard.web.planners import Planners
 
 PAGE = Path(__file__).parent.parent / "page"
 _COMPRESSED_FROM_BYTES = 4096
@@ -47,7 +47,7 @@ class PageServer:
     runs: RunList
     access: Access
     make_source: MakeSource | None = None
-    planners: Executor | None = None
+    planners: Planners | None = None
     injector: Injector | None = None
 
     def application(self) -> Guard:
@@ -206,7 +206,7 @@ class _Answers:
         async with self._is_planning:
             ask = partial(what_if, server.make_source, folder, today, dead, speeds)
             try:
-                answer = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(server.planners, ask), _PLANNING_S)
+                answer = await server.planners.ask(ask, _PLANNING_S)
             except TimeoutError:
                 raise UserError(f"no plan was found in {_PLANNING_S:.0f} s") from None
             except BrokenProcessPool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from recycle.dashboard.web.guard import Access
 from recycle.dashboard.web.injection import Injector
 from recycle.dashboard.web.kept_token import kept_token
 from recycle.dashboard.web.patience import PatientProtocol
+from recycle.dashboard.web.planners import Planners
 from recycle.dashboard.web.routes import PageServer
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -70,7 +72,8 @@ def serve_page(
         port = listener.getsockname()[1]
         token = options.token or (kept_token(root) if options.needs_token else "")
         access = options.access(port, token)
-        planners = ProcessPoolExecutor(1, get_context("spawn"), initializer=_lower_priority) if make_source else None
+        make = partial(ProcessPoolExecutor, 1, get_context("spawn"), initializer=_lower_priority)
+        planners = Planners(make) if make_source else None
         server = PageServer(RunList(root), access, make_source, planners, injector)
         say(page_url(options.host, port, token))
         # uvicorn raises a signal again when it has ended: as an exit, so that what is below ends, too.
@@ -79,7 +82,7 @@ def serve_page(
             http_server(server).run([listener])
         finally:
             if planners is not None:
-                planners.shutdown(wait=False, cancel_futures=True)
+                planners.close()
 
 
 def http_server(server: PageServer) -> uvicorn.Server:
