@@ -1,10 +1,12 @@
 """Pages that are open: a process that reads what the server pushes to each of them, as browsers on other machines do."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 @contextmanager
@@ -21,6 +23,30 @@ def opened_pages(address: str, num: int) -> Iterator[None]:
             yield
         finally:
             process.terminate()
+
+
+@contextmanager
+def opened_browsers(address: str, num: int) -> Iterator[None]:
+    """Keep `num` pages of the run at this address open in Chromium, which runs at the lowest priority."""
+    if not num:
+        yield
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, TemporaryDirectory() as folder:
+        niced = Path(folder) / "chromium"
+        niced.write_text(f'#!/bin/sh\nexec nice -n 19 {shutil.which("chromium")} "$@"\n', encoding="ascii")
+        niced.chmod(0o700)
+        browser = playwright.chromium.launch(executable_path=niced, args=["--no-sandbox"])
+        # Each in a context of its own: a browser opens few connections to one server.
+        pages = [browser.new_context().new_page() for _ in range(num)]
+        for page in pages:
+            page.goto(f"{address}#/run/./overview")
+            page.wait_for_selector("button.worker")
+        try:
+            yield
+        finally:
+            browser.close()
 
 
 async def _read_all(address: str, num: int) -> None:

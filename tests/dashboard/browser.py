@@ -12,6 +12,7 @@ import pytest
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource
 from recycle.dashboard.web.guard import Access
+from recycle.dashboard.web.planners import Planners
 from recycle.dashboard.web.routes import PageServer
 from recycle.dashboard.web.serve import http_server, listening
 
@@ -22,11 +23,13 @@ WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 780}
 
 
 @contextmanager
-def serving(root: Path, make_source: MakeSource | None = None, port: int = 0) -> Iterator[str]:
+def serving(root: Path, make_source: MakeSource | None = None, port: int = 0, token: str = "") -> Iterator[str]:
     """Serve the runs under a folder; yields the address."""
-    with listening("127.0.0.1", port) as listener, ThreadPoolExecutor(1) as planners:
+    with listening("127.0.0.1", port) as listener, ThreadPoolExecutor(1) as threads:
         port = listener.getsockname()[1]
-        server = http_server(PageServer(RunList(root), Access.at(port, ("127.0.0.1",)), make_source, planners))
+        server = http_server(
+            PageServer(RunList(root), Access.at(port, ("127.0.0.1",), token), make_source, Planners(lambda: threads))
+        )
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -63,6 +66,13 @@ def wait_until(page, expression, seconds=60):
             return
         page.wait_for_timeout(50)
     raise AssertionError(f"the page never came to {expression}")
+
+
+# Elements that a hostile text became: no image is ours, no script outside of the head, and no bold 'bold'.
+FOUND_HTML = (
+    "[...document.querySelectorAll('img, body script, b')]"
+    ".filter((node) => node.tagName !== 'B' || node.textContent === 'bold').map((node) => node.outerHTML)"
+)
 
 
 def find_violations(page):

@@ -1,5 +1,6 @@
 """The server: what it answers, what it pushes, and all that it refuses."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,13 +11,15 @@ import pytest
 
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.live_injection import LiveInjection
-from recycle.core.events.record import Changed, Stepped
+from recycle.core.events.record import Changed, OpRan, SpeedChanged, Stepped
+from recycle.dashboard.reading.run_reader import RunReader
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.web import page_stream
 from recycle.dashboard.web.guard import Access
 from recycle.dashboard.web.routes import PAGE, PageServer
 from recycle.dashboard.web.serve import ServerOptions, http_server, listening, page_url
-from tests.dashboard.run_folders import HOST, growing, hostile_events, make_client, write_run
+from tests.dashboard.run_folders import HOST, HTML, growing, hostile_events, make_client, write_run
+from tests.recovery_records import recovery_record
 
 OURS = {"Origin": f"http://{HOST}", "X-Recycle-Token": "secret", "Authorization": "Bearer secret"}
 
@@ -210,7 +213,35 @@ def test_html_of_a_record_stays_text(tmp_path):
         answer = client.get(path)
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["x-content-type-options"] == "nosniff"
-    assert client.get("/api/run?id=a").json()["name"].startswith("<script>")
+    assert client.get("/api/run?id=a").json()["name"] == HTML
+
+
+def test_numbers_that_json_does_not_have_are_shown_as_text_or_left_out(tmp_path):
+    writer = growing(tmp_path / "a")
+    writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0), SpeedChanged(9_000_001, "W1_1", 0.5, 1))
+    writer.close()
+    record = tmp_path / "a" / "record.jsonl"
+    record.write_bytes(record.read_bytes().replace(b'"loss":4.5', b'"loss":NaN').replace(b'"speed":0.5', b'"speed":1e999'))
+    results = '{"experiment": "x", "assumptions": [], "results": {"a": {"b": [NaN, 2, 1e999], "c": [1, 2, 3]}}}'
+    (tmp_path / "result.json").write_text(results)
+    client = make_client(tmp_path)
+    assert client.get("/api/run?id=a").json()["loss"] is None
+    events = client.get("/api/run/events?id=a").json()["events"]
+    assert [(one.get("loss"), one.get("speed")) for one in events] == [(None, "inf"), ("NaN", None), (None, None)]
+    rows = client.get("/api/campaign?id=result.json").json()["rows"]
+    assert [None, 2, None] in [row[-3:] for row in rows]
+    assert client.get("/api/run/download?id=a&form=csv").status_code == 200
+
+
+def test_ops_of_an_unknown_kind_do_not_hide_an_iteration(tmp_path):
+    events = [*recovery_record(), OpRan(12, "W0_0", "0X0@0", 1, 9), OpRan(12, "W0_0", "no op", 2, 5)]
+    write_run(tmp_path / "a", events)
+    answer = make_client(tmp_path).get("/api/run/iteration?id=a&number=12")
+    assert answer.status_code == 200
+    (lane,) = (one for one in answer.json()["lanes"] if one["worker"] == "W0_0")
+    names = lane["executed"]["ops"].split(" ")
+    assert len(names) == len(lane["executed"]["starts"])
+    assert {"0X0@0", "no\u00a0op"} <= set(names)
 
 
 def test_nothing_of_the_page_comes_from_another_host():
@@ -220,7 +251,22 @@ def test_nothing_of_the_page_comes_from_another_host():
         assert "//cdn" not in text
         assert 'src="http' not in text
         assert "@import" not in text
-        assert "innerHTML" not in text.replace("innerHTML = e.title", "") or "uPlot" in text
+
+
+def test_our_scripts_make_no_element_of_a_text():
+    makers = (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "createContextualFragment",
+        "DOMParser",
+        "srcdoc",
+        "eval(",
+    )
+    ours = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("*.js")}
+    assert {"charts.js", "dom.js", "lists.js", "views.js"} <= ours.keys()
+    assert [(name, maker) for name, text in ours.items() for maker in makers if maker in text] == []
 
 
 def test_where_a_token_is_needed():
@@ -228,6 +274,7 @@ def test_where_a_token_is_needed():
     assert ServerOptions(allows_injection=True).needs_token
     assert ServerOptions("0.0.0.0").needs_token
     assert ServerOptions("10.0.0.1").needs_token
+    assert ServerOptions(names=("pages.example",)).needs_token
     assert page_url("::1", 80, "t") == "http://[::1]:80/?token=t"
 
 
@@ -299,6 +346,30 @@ def test_steps_wait_for_each_other_where_many_pages_are_open_and_a_death_waits_f
         message = next_message(answer, deadline_s)
     assert message["workers"]["W1_1"] == {"state": "dead"}
     assert message["points"]["loss"] == [[9.1, 4.4], [9.2, 4.3]]
+
+
+def test_a_page_that_does_not_read_misses_changes_and_costs_no_more_with_each(tmp_path, monkeypatch):
+    writer, run = growing(tmp_path), RunReader(tmp_path / "record.jsonl")
+    monkeypatch.setattr(page_stream, "_LOOK_S", 0.01)
+    stream = page_stream.PageStream(run, asyncio.Lock(), 5)
+
+    async def follow():
+        stuck, reading = stream.listen(), stream.listen()
+        await anext(stuck)  # it never asks for more
+        assert await anext(reading) == b"retry: 1000\n\n"
+        for number in range(30):
+            writer.write(Changed(10_000_000 + number, "W1_1", bool(number % 2), 3))
+            message = json.loads((await asyncio.wait_for(anext(reading), 20)).removeprefix(b"data: "))
+            while message["version"] < number + 2:
+                message = json.loads((await asyncio.wait_for(anext(reading), 20)).removeprefix(b"data: "))
+            assert max(queue.qsize() for queue in stream._pages) <= 1
+        waiting = await anext(stuck)
+        assert json.loads(waiting.removeprefix(b"data: "))["version"] >= 30  # the newest one only
+        await stuck.aclose()
+        await reading.aclose()
+        assert not stream.has_pages
+
+    asyncio.run(follow())
 
 
 def test_a_head_that_is_too_long_is_refused(served):

@@ -14,9 +14,10 @@ from recycle.core.events.record_file import write_record
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.plans.steady_period import steady_period_us, with_speeds
 from recycle.dashboard.reading.run_reader import RunReader
+from recycle.dashboard.reading.served_folder import ServedFolder
 from recycle.dashboard.views.campaigns import campaign, campaign_kind
 from recycle.dashboard.views.critical_ops import critical_ops
-from recycle.dashboard.views.event_list import events_as_csv, find_events, trace_for_perfetto
+from recycle.dashboard.views.event_list import events_as_csv, events_of_recovery, find_events, trace_for_perfetto
 from recycle.dashboard.views.iteration_view import IterationOps
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.series import thin
@@ -77,6 +78,12 @@ def test_events_are_found_by_text_and_kind_newest_first(run):
     assert every["total"] == len(every["events"])
     assert [one["iteration"] for one in find_events(run, "", "step", None, 3)["events"]] == [13, 12, 11]
     assert {one["event"] for one in find_events(run, "w1_1", "", None, 99)["events"]} == {"changed", "joining", "recovery"}
+
+
+def test_events_of_a_recovery_are_in_order_of_time(run):
+    times_us = [event.get("at_us", event.get("start_us")) for event in events_of_recovery(run, 0)["events"]]
+    assert times_us
+    assert times_us == sorted(times_us)
 
 
 def test_a_long_list_of_events_is_given_in_pages(run):
@@ -150,7 +157,7 @@ def test_results_of_each_command_become_a_table(tmp_path):
     tables = {}
     for number, data in enumerate((simulated, reproduced, advised)):
         (path := tmp_path / f"{number}.json").write_text(json.dumps(data))
-        tables[campaign_kind(data)] = campaign(path)
+        tables[campaign_kind(data)] = campaign(path, ServedFolder(tmp_path))
     assert tables["simulate"]["columns"] == ["system", "throughput", "time_us busy"]
     assert tables["reproduce"]["rows"] == [["4 x 8", "recycle", 0.9, 0.8], ["4 x 8", "oobleck", 0.7, 0.6]]
     assert [row[0] for row in tables["advise"]["rows"]] == ["recycle", "oobleck"]

@@ -97,9 +97,17 @@ def read_json(path: Path, format_name: str, version: int) -> dict[str, Any]:
     if path.is_dir():
         raise FileProblem(f"cannot read {path}: it is a folder; name a {format_name} file, such as one in it")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"), path, format_name, version)
     except OSError as problem:
         raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+    except UnicodeDecodeError as problem:
+        raise FileProblem(f"{path} is not JSON ({problem}): it is corrupt or another kind of file") from None
+
+
+def parse_json(text: str, path: Path, format_name: str, version: int) -> dict[str, Any]:
+    """Return the JSON object in the text of the file at `path`; see `read_json`."""
+    try:
+        data = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise FileProblem(f"{path} is not JSON ({problem}): it is corrupt or another kind of file") from None
     found = data.get("format") if isinstance(data, dict) else None

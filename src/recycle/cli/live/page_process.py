@@ -37,7 +37,9 @@ def add_page_arguments(parser: argparse.ArgumentParser, may_inject: bool) -> Non
     group.add_argument("--dashboard", nargs="?", type=int, const=DEFAULT_PORT, metavar="PORT", help=about)
     about = "the address on which the page is served; 0.0.0.0 is every one of this machine (127.0.0.1)"
     group.add_argument("--dashboard-host", default="127.0.0.1", metavar="ADDRESS", help=about)
-    about = "what a browser must know to read the page; made if there is no such file"
+    about = "a name by which browsers reach this page, as that of a proxy with TLS; may be given several times"
+    group.add_argument("--dashboard-name", action="append", default=[], metavar="NAME", help=about)
+    about = "what a browser must know to read the page; made if there is no such file (if needed: beside the folder of --out)"
     group.add_argument("--dashboard-token-file", type=Path, metavar="FILE", help=about)
     if may_inject:
         about = "let whoever opens the page with its token kill, hang, slow and start workers"
@@ -93,6 +95,7 @@ def _start(args: argparse.Namespace, out: Path, pipe: int, allows_injection: boo
     command = [sys.executable, "-m", "recycle", "dashboard", str(out), "--run-pipe", str(pipe)]
     command += ["--port", str(args.dashboard), "--host", args.dashboard_host]
     command += ["--token-file", str(args.dashboard_token_file)] if args.dashboard_token_file is not None else []
+    command += [part for name in args.dashboard_name for part in ("--name", name)]
     command += ["--allow-injection"] if allows_injection else []
     # In a group of its own: Ctrl-C is for the run, and the page shows its end.
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -34,6 +34,7 @@ examples:
   recycle dashboard runs                     all runs in a folder
   recycle dashboard runs/a --open            one run, in the browser of this machine
   recycle dashboard runs --host 0.0.0.0 --token-file page.token
+  recycle dashboard runs --name pages.example          behind a proxy with TLS, https://pages.example
   ssh -L 8265:127.0.0.1:8265 HOST            then open http://127.0.0.1:8265 here, for a page on HOST
 
 While a run goes on, 'recycle train --dashboard' and 'recycle coordinator --dashboard' serve the same page."""
@@ -48,9 +49,9 @@ def add_dashboard_parser(subparsers: Subparsers) -> None:
     )
     about = "the address on which it listens; 0.0.0.0 is every one of this machine (127.0.0.1)"
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=about)
-    about = "what a browser must know to read the page; made if there is no such file (only with --host: a new one each time)"
+    about = "what a browser must know to read the page; made if there is no such file (with --host: beside FOLDER)"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=about)
-    about = "another name by which browsers reach this machine, as behind a proxy; may be given several times"
+    about = "a name by which browsers reach this page, as that of a proxy with TLS; may be given several times"
     parser.add_argument("--name", action="append", default=[], metavar="NAME", help=about)
     parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     parser.add_argument("--run-pipe", type=int, default=-1, help=argparse.SUPPRESS)  # of the command that started this one

@@ -14,7 +14,7 @@ from typing import Any
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.files import read_json, write_text
+from recycle.core.files import parse_json, read_json, write_text
 from recycle.core.op import Kind, MicroBatch, Op
 from recycle.core.plans.cuts import Cuts, cuts_from_json, cuts_to_json
 from recycle.core.plans.op_costs import OpCosts
@@ -160,13 +160,21 @@ class Plan:
 
     @staticmethod
     def load(path: Path | str) -> "Plan":
-        data = read_json(Path(path), FORMAT, VERSION)
-        try:
-            return _from_json(data)
-        except UserError as problem:
-            raise FileProblem(f"{path} is not a usable plan: {problem}") from None
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as problem:
-            raise FileProblem(f"{path} is not a whole plan: {type(problem).__name__} {problem}; plan again") from None
+        return _from_file(read_json(Path(path), FORMAT, VERSION), path)
+
+    @staticmethod
+    def load_text(text: str, path: Path) -> "Plan":
+        """Return the plan in the text of the file at `path`, as `load` does."""
+        return _from_file(parse_json(text, path, FORMAT, VERSION), path)
+
+
+def _from_file(data: dict[str, Any], path: Path | str) -> Plan:
+    try:
+        return _from_json(data)
+    except UserError as problem:
+        raise FileProblem(f"{path} is not a usable plan: {problem}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as problem:
+        raise FileProblem(f"{path} is not a whole plan: {type(problem).__name__} {problem}; plan again") from None
 
 
 def chain_of(shape: Shape, microbatch: MicroBatch) -> int:

@@ -49,13 +49,17 @@ export function formatBytes(bytes) {
 }
 
 export class Refused extends Error {}
+export class Away extends Error {}
+
+// Whether asking again may help: the server was away, or had no room.
+export const mayPass = (problem) => problem instanceof Away || problem.status >= 500 || problem.status === 429;
 
 export async function getJson(path, parameters = {}) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== undefined && value !== null));
-  const answer = await fetch(`${path}?${query}`);
+  const answer = await fetch(`${path}?${query}`).catch(() => { throw new Away("the server does not answer"); });
   const isJson = (answer.headers.get("content-type") || "").startsWith("application/json");
   const data = isJson ? await answer.json() : { problem: await answer.text() };
-  if (!answer.ok) throw new Refused(data.problem || `the server answers ${answer.status}`);
+  if (!answer.ok) throw Object.assign(new Refused(data.problem || `the server answers ${answer.status}`), { status: answer.status });
   return data;
 }
 

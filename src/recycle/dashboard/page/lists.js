@@ -4,6 +4,8 @@ import { timeAxis } from "./charts.js";
 import { colour, fill, formatCount, formatNumber, formatTime, getJson, h, placed, table } from "./dom.js";
 
 const STATE_WORDS = { live: "● live", ended: "✓ ended", "cut off": "‖ cut off", damaged: "✕ damaged", simulated: "∿ simulated", waiting: "○ waiting" };
+// Colours of texts, which are told apart from the background in both themes.
+const INKS = ["line", "dead", "alive", "moved", "suspected", "ink"];
 const MOST_COMPARED = 6, DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3], [12, 4]];
 
 export class Runs {
@@ -47,9 +49,9 @@ export class Runs {
     const loss = found.some(([, data]) => data.series.loss.num) ? "loss" : "rate";
     const tables = found.map(([, data]) => [data.series[loss].at_s, data.series[loss].mean]);
     const box = h("div", { class: "plot tall", role: "img", "aria-label": `${loss} of ${ids.join(", ")} over time` });
-    const inks = ["F", "B", "W", "reduce", "I", "optimizer"];
-    const ink = (number) => found[number][1].paints[inks[number]].fill;
-    fill(this.chart, h("section", { class: "panel" }, h("h2", {}, loss === "loss" ? "Loss over time" : "Throughput over time, samples/s"), box,
+    const ink = (number) => colour(INKS[number]);
+    fill(this.chart, h("section", { class: "panel" }, h("h2", {}, loss === "loss" ? "Loss over time" : "Throughput over time, samples/s"),
+      this.chosen.size > MOST_COMPARED ? h("p", { class: "faint", role: "status" }, `${MOST_COMPARED} runs can be compared at once: ${[...this.chosen].slice(MOST_COMPARED).join(", ")} not shown.`) : null, box,
       h("ul", { class: "legend" }, found.map(([one], number) => h("li", {}, placed(h("span", { class: "swatch" }), { "background-color": ink(number) }), ` ${one}`)))));
     const axis = { stroke: colour("faint-ink"), grid: { stroke: colour("rule") }, ticks: { stroke: colour("rule") } };
     this.plot = new window.uPlot({ width: box.clientWidth, height: 260, legend: { show: false }, scales: { x: { time: false } },

@@ -49,6 +49,7 @@ export class LiveRun extends EventTarget {
       if (stream.readyState === EventSource.CLOSED) {  // it was refused: the browser does not try again by itself
         this.disconnect();
         setTimeout(() => this.connect(), AGAIN_MS);
+        getJson("/api/session").catch((problem) => { if (problem.status === 401) this.setConnection("refused"); });
       }
     };
   }

@@ -1,13 +1,14 @@
 // The page: which view is shown, the theme, and whether the server is there.
 
-import { fill, formatTime, getJson, h } from "./dom.js";
+import { fill, formatTime, getJson, h, mayPass } from "./dom.js";
 import { Campaign, Runs } from "./lists.js";
 import { LiveRun } from "./live.js";
 import { Events, Iteration, Overview, Recoveries, WhatIf } from "./views.js";
 
 const VIEWS = { overview: ["Overview", Overview], iteration: ["Iteration", Iteration], recoveries: ["Recoveries", Recoveries], "what-if": ["What if", WhatIf], events: ["Events", Events] };
+const AGAIN_MS = 1500;
 const byId = (id) => document.getElementById(id);
-let session = { actions: [], can_plan: false }, run = null, view = null, frame = 0;
+let session = { actions: [], can_plan: false }, run = null, view = null, frame = 0, routed = 0;
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
@@ -25,11 +26,12 @@ function firstTheme() {
 function notice(text) { byId("notice").hidden = !text; if (byId("notice").textContent !== text) byId("notice").textContent = text; }
 
 function showConnection() {
-  const isLost = run && run.connection === "lost", hasEnded = run && run.data && run.data.has_ended;
+  const isRefused = run && run.connection === "refused", isLost = isRefused || (run && run.connection === "lost"), hasEnded = run && run.data && run.data.has_ended;
   byId("connection").textContent = !run ? "" : isLost ? "○ no connection" : hasEnded ? (run.data.source === "train" ? "✓ ended" : "∿ simulated") : "● live";
   byId("connection").className = `connection ${isLost ? "is-lost" : ""}`;
   const data = run && run.data, problems = data ? [data.problem, ...(data.problems || [])].filter(Boolean) : [];
-  if (isLost) notice(`The server does not answer. This is the state of ${new Date(run.heardAt || Date.now()).toLocaleTimeString()}; the page goes on when the server is back. For a run that is over: recycle dashboard FOLDER`);
+  if (isRefused) notice("This page needs the new address: the server was started again, with another token. Open the address that it printed.");
+  else if (isLost) notice(`The server does not answer. This is the state of ${new Date(run.heardAt || Date.now()).toLocaleTimeString()}; the page goes on when the server is back. For a run that is over: recycle dashboard FOLDER`);
   else notice(problems.length ? `The record of this run is damaged, and what can be read of it is shown: ${problems.slice(0, 3).join("; ")}${problems.length > 3 ? `; and ${problems.length - 3} more` : ""}` : "");
 }
 
@@ -59,10 +61,10 @@ function tabs(id, chosen) {
 async function openRun(id) {
   if (run && run.id === id) return;
   closeRun();
-  run = new LiveRun(id);
+  const made = (run = new LiveRun(id));
   run.addEventListener("change", render);
   run.addEventListener("connection", showConnection);
-  await run.open();
+  try { await made.open(); } catch (problem) { if (run === made) closeRun(); throw problem; }
 }
 
 function closeRun() {
@@ -74,11 +76,12 @@ function closeRun() {
 
 async function route(event) {
   const [place, id, name, part] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  const focuses = Boolean(event);
+  const focuses = Boolean(event), asked = ++routed;
   try {
     if (place === "run" && VIEWS[name]) {
       tabs(id, name);
       await openRun(id);
+      if (asked !== routed) return;
       const go = (where, more) => { location.hash = go.link(where, more).slice(1); };
       go.link = (where, more) => `#/run/${encodeURIComponent(id)}/${where}${more === undefined ? "" : `/${encodeURIComponent(more)}`}`;
       show(new VIEWS[name][1](run, session, go, part), focuses);
@@ -88,7 +91,11 @@ async function route(event) {
     } else if (place === "runs") {
       closeRun(); tabs(null); document.title = "ReCycle"; show(new Runs(), focuses);
     } else await start();
-  } catch (problem) { show({ node: h("p", { class: "empty" }, problem.message, " ", h("a", { href: "#/runs" }, "All runs")), update() {}, close() {} }, focuses); }
+  } catch (problem) {
+    if (asked !== routed) return;
+    show({ node: h("p", { class: "empty" }, mayPass(problem) ? "The server does not answer; the page tries again." : problem.message, " ", h("a", { href: "#/runs" }, "All runs")), update() {}, close() {} }, focuses);
+    if (mayPass(problem)) setTimeout(() => { if (asked === routed) route(event); }, AGAIN_MS);
+  }
 }
 
 // With one run, show it; else the list.
@@ -103,4 +110,13 @@ byId("theme").addEventListener("click", () => setTheme(document.documentElement.
 window.addEventListener("hashchange", route);
 setInterval(() => { if (run && run.data && !run.data.has_ended && run.data.idle_s !== null) { run.data.idle_s += 5; render(); } }, 5000);
 window.recycle = { view: () => view, run: () => run, formatTime };
-try { session = await getJson("/api/session"); await route(); } catch (problem) { fill(byId("main"), h("p", { class: "empty" }, problem.message)); }
+
+// The first answer may fail, for example because the server is just starting: then ask again.
+for (;;) {
+  try { session = await getJson("/api/session"); break; } catch (problem) {
+    fill(byId("main"), h("p", { class: "empty" }, mayPass(problem) ? "The server does not answer; the page tries again." : problem.message));
+    if (!mayPass(problem)) break;
+    await new Promise((done) => setTimeout(done, AGAIN_MS));
+  }
+}
+await route();

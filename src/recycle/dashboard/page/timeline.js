@@ -167,7 +167,7 @@ export class Timeline {
       if (wide < 1 && x + wide < lastX + 0.5) continue;  // nothing new to see in this column
       lastX = x + wide;
       const op = row.ops[at];
-      context.fillStyle = row.vain.has(at) ? this.pattern("vain") : op.isRerouted ? this.pattern(op.look) : this.paints[op.look].fill;
+      context.fillStyle = row.vain.has(at) ? this.pattern("vain") : op.isRerouted ? this.pattern(op.look) : this.paintOf(op.look).fill;
       context.fillRect(x, top, Math.max(0.7, wide - (wide > 3 ? 1 : 0)), tall);
       if (row.critical.has(at)) {
         context.strokeStyle = this.ink;
@@ -179,8 +179,8 @@ export class Timeline {
         const label = wide > 44 && op.isRerouted ? `${op.text}@${op.home}` : op.text;
         const size = context.measureText(label).width;
         if (size < wide - 4) {
-          if (op.isRerouted || row.vain.has(at)) { context.fillStyle = row.vain.has(at) ? colour("panel") : this.paints[op.look].pale; context.fillRect(x + 2, top + tall / 2 - 6, size + 3, 12); }
-          context.fillStyle = row.vain.has(at) ? this.ink : op.isRerouted ? "#000000" : this.paints[op.look].ink;
+          if (op.isRerouted || row.vain.has(at)) { context.fillStyle = row.vain.has(at) ? colour("panel") : this.paintOf(op.look).pale; context.fillRect(x + 2, top + tall / 2 - 6, size + 3, 12); }
+          context.fillStyle = row.vain.has(at) ? this.ink : op.isRerouted ? "#000000" : this.paintOf(op.look).ink;
           context.fillText(label, x + 3, top + tall / 2 + 4);
         }
       }
@@ -240,6 +240,9 @@ export class Timeline {
     }
   }
 
+  // An op of a kind that this page does not know is neutral.
+  paintOf(look) { return Object.hasOwn(this.paints, look) ? this.paints[look] : { fill: colour("faint"), pale: colour("bubble"), ink: colour("panel"), meaning: "of a kind that this page does not know" }; }
+
   // Re-routed work is pale with stripes of its colour; work in vain is hatched grey.
   pattern(look) {
     const key = `${look} ${isDark()}`;
@@ -264,7 +267,7 @@ export class Timeline {
     const row = isPlanned ? lane.planned : lane.executed, factor = isPlanned ? this.source.slowdown || 1 : 1, time = this.timeAt(event.offsetX);
     const at = row ? row.starts.findIndex((start, index) => start * factor <= time && (start + row.lengths[index]) * factor >= time) : -1;
     if (at < 0) { fill(this.tip); return; }
-    const op = row.ops[at], facts = [`${lane.worker} ${op.full}`, this.paints[op.look].meaning];
+    const op = row.ops[at], facts = [`${lane.worker} ${op.full}`, this.paintOf(op.look).meaning];
     if (op.isRerouted) facts.push(`re-routed from pipeline ${op.home}`);
     if (row.vain.has(at)) facts.push("in vain");
     if (row.critical.has(at)) facts.push("critical");

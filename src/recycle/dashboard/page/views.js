@@ -1,7 +1,7 @@
 // The views of one run: overview, iteration, recoveries, what-if, events. Each has a node, `update(data)` and `close()`.
 
 import { TimeChart, stackedBar } from "./charts.js";
-import { fill, formatBytes, formatClock, formatCount, formatNumber, formatShare, formatTime, getJson, h, placed, table } from "./dom.js";
+import { fill, formatBytes, formatClock, formatCount, formatNumber, formatShare, formatTime, getJson, h, mayPass, placed, table } from "./dom.js";
 import { WorkerGrid } from "./grid.js";
 import { STATES, USES, describeWorker } from "./states.js";
 import { Timeline, paintLegend } from "./timeline.js";
@@ -24,6 +24,17 @@ function facts(data) {
   return rows.filter(([, value]) => value !== null).map(([name, value]) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value)));
 }
 
+// Layers that are computed for as many micro-batches stand together.
+function describeLoad({ layers, load, share, num_layers: num }) {
+  const groups = [];
+  for (const [layer, part] of layers) {
+    const last = groups[groups.length - 1];
+    if (last && last.part === part && last.to === layer - 1) last.to = layer; else groups.push({ from: layer, to: layer, part });
+  }
+  const texts = groups.map(({ from, to, part }) => `${from === to ? `layer ${from}` : `layers ${from} to ${to}`} for ${formatShare(part)}`);
+  return `By the plan it computes ${formatShare(share)} of all work (${formatNumber(load, 3)} of ${num} layers on average): ${texts.join(", ")} of the micro-batches.`;
+}
+
 const marksOf = (data) => (data.recoveries.length ? data.recoveries.map((one) => ({ at_s: one.at_us / 1e6, joins: one.joins, text: one.who }))
   : data.changes.map(([at_s, node, joins]) => ({ at_s, joins, text: `${node} ${joins ? "joined" : "left"}` })));
 
@@ -37,6 +48,7 @@ export class Overview {
     const part = (name) => async (from, to) => (await getJson("/api/run/series", { id: run.id, from_us: from, to_us: to }))[name];
     this.charts = { loss: new TimeChart("Loss", "", part("loss")), rate: new TimeChart("Throughput", "samples/s", part("rate"), { isZeroBased: true, isStepped: true }), live: new TimeChart("Live workers", "workers", part("live"), { isStepped: true }) };
     this.answer = h("p", { class: "answer", role: "status" });
+    this.load = h("p");
     this.shares = h("div");
     this.list = h("div");
     this.recoveries = h("section", { class: "panel whole" }, h("h2", {}, "Recoveries"), this.list);
@@ -78,13 +90,25 @@ export class Overview {
 
   showDetail(data) {
     const about = data.workers[this.chosen] || { state: "alive" };
-    const key = JSON.stringify([this.chosen, about, data.has_ended]);
+    const key = JSON.stringify([this.chosen, about, data.has_ended, data.num_recoveries]);
     if (key === this.detailKey) return;
     this.detailKey = key;
+    this.showLoad(data);
     const isGone = about.state === "dead", actions = data.has_ended ? [] : this.session.actions.filter((action) => (action === "start" ? isGone : !isGone && about.state !== "joining" && about.state !== "starting"));
     fill(this.detail, h("h3", {}, describeWorker(this.chosen, about)),
       actions.length ? h("div", { class: "actions" }, actions.map((action) => h("button", { type: "button", class: action === "start" || action === "resume" ? "" : "danger", data: { action }, onclick: () => this.inject(action) }, NEXT_WORDS[action]))) : null,
-      this.answer, h("p", {}, data.shape ? h("a", { href: this.go.link("what-if", this.chosen) }, `What if ${this.chosen} died?`) : null));
+      this.answer, this.load, h("p", {}, data.shape ? h("a", { href: this.go.link("what-if", this.chosen) }, `What if ${this.chosen} died?`) : null));
+  }
+
+  // What the worker computes by the plan of now; a run without a plan has none to say.
+  async showLoad(data) {
+    const asked = (this.loadAsked = {});
+    fill(this.load);
+    if (!data.shape) return;
+    try {
+      const load = await getJson("/api/run/load", { id: this.run.id, worker: this.chosen });
+      if (asked === this.loadAsked && load.layers.length) fill(this.load, describeLoad(load));
+    } catch { /* the plan cannot be read: the iteration says why */ }
   }
 
   async inject(action) {
@@ -141,6 +165,7 @@ export class Recoveries {
     fill(this.detail, h("h2", {}, `${one.who}, in step ${one.step}`), h("p", {}, one.about),
       h("p", {}, `${formatTime(one.lost_us)} lost: from ${formatClock(one.at_us)} to ${formatClock(one.end_us)}, epoch ${one.epoch}, then ${formatCount(one.num_live)} live workers.`),
       waterfall(one, data),
+      one.layers.length ? h("p", {}, `Layers of each stage from then on: ${one.layers.join(", ")}.`) : null,
       one.moves.length ? [h("h3", {}, "Moves"), h("ul", {}, one.moves.slice(0, 40).map((move) => h("li", {}, move.replace(">", " takes the place "))))] : null,
       h("p", {}, h("a", { href: this.go.link("iteration", one.step - 1) }, `Iteration ${one.step - 1} as executed: what was in vain, and what was re-routed`)),
       h("h3", {}, "Messages"), events);
@@ -160,7 +185,7 @@ function waterfall(one, data) {
   const rows = parts.map((part) => {
     const left = at;
     at += part.time_us;
-    const bar = placed(h("span", { class: "fall-bar" }), { left: `${(100 * left) / Math.max(1, one.lost_us)}%`, width: `${Math.max(0.3, (100 * part.time_us) / Math.max(1, one.lost_us))}%`, "background-color": data.paints[data.part_looks[part.part]].fill });
+    const bar = placed(h("span", { class: "fall-bar" }), { left: `${Math.min(99.7, (100 * left) / Math.max(1, one.lost_us))}%`, width: `${Math.max(0.3, (100 * part.time_us) / Math.max(1, one.lost_us))}%`, "background-color": data.paints[data.part_looks[part.part]].fill });
     return h("tr", { class: part.time_us ? "" : "faint" }, h("th", { scope: "row" }, part.part), h("td", { class: "fall" }, part.time_us ? bar : ""), h("td", { class: "number" }, formatTime(part.time_us)));
   });
   return h("table", { class: "waterfall" }, h("caption", { class: "hidden" }, "Parts of the recovery in order of time"), h("tbody", {}, rows));
@@ -171,7 +196,7 @@ const WHO = ["node", "worker", "link", "workers"], TIMES = ["at_us", "start_us",
 function eventTable(events) {
   return table("Events", ["Time", "Event", "Who", "Details"], events.map((event) => {
     const who = WHO.map((key) => event[key]).filter(Boolean).flat().join(", ");
-    const details = Object.entries(event).filter(([key]) => !WHO.includes(key) && !TIMES.includes(key)).map(([key, value]) => `${key.replace(/_(us|bytes)$/, "").replace(/^(num|is|has)_/, "").replaceAll("_", " ")} ${key.endsWith("_us") ? formatTime(value) : key.endsWith("_bytes") ? formatBytes(value) : Array.isArray(value) ? value.join(", ") || "none" : typeof value === "number" && !Number.isInteger(value) ? formatNumber(value) : value}`);
+    const details = Object.entries(event).filter(([key]) => !WHO.includes(key) && !TIMES.includes(key)).map(([key, value]) => `${key.replace(/_(us|bytes)$/, "").replace(/^(num|is|has)_/, "").replaceAll("_", " ")} ${typeof value === "boolean" ? (value ? "yes" : "no") : key.endsWith("_us") ? formatTime(value) : key.endsWith("_bytes") ? formatBytes(value) : Array.isArray(value) ? value.join(", ") || "none" : typeof value === "number" && !Number.isInteger(value) ? formatNumber(value) : value}`);
     const at = event.at_us ?? event.start_us;
     const time = at === undefined ? "" : event.end_us && event.event === "spell" ? `${formatClock(at)} for ${formatTime(event.end_us - at)}` : formatClock(at);
     return h("tr", {}, h("td", { class: "number" }, time), h("td", {}, event.event), h("td", {}, who), h("td", { class: "wide" }, details.join(" · ")));
@@ -182,7 +207,7 @@ export class Events {
   constructor(run) {
     this.run = run;
     this.text = h("input", { type: "search", id: "event-text", placeholder: "W1_2, warning …", oninput: () => this.soon() });
-    const kinds = ["step", "spell", "changed", "recovery", "suspected", "joining", "placed", "speed", "link", "checkpoint", "warning", "memory", "resumed", "started"];
+    const kinds = ["step", "spell", "changed", "recovery", "suspected", "joining", "placed", "speed", "link", "checkpoint", "warning", "memory", "evaluation", "resumed", "started"];
     this.kind = h("select", { id: "event-kind", onchange: () => this.search() }, h("option", { value: "" }, "all events"), kinds.map((kind) => h("option", { value: kind }, kind)));
     this.list = h("div");
     this.more = h("button", { type: "button", hidden: true, onclick: () => this.search(this.next) }, "Show older events");
@@ -205,7 +230,9 @@ export class Events {
       this.next = answer.next;
       this.more.hidden = answer.next === null;
       this.count.textContent = `${formatCount(this.found.length)} shown of ${formatCount(answer.total)} events, the newest first; ops are in the timeline`;
-      fill(this.list, this.found.length ? eventTable(this.found) : h("p", { class: "empty" }, "No event is like this."));
+      const looked = answer.next === null ? "" : ` among the newest ${formatCount(answer.total - answer.next)}`;
+      this.more.textContent = this.found.length && answer.events.length ? "Show older events" : "Look further back";
+      fill(this.list, this.found.length ? eventTable(this.found) : h("p", { class: "empty" }, `No event is like this${looked}.`));
     } catch (problem) { fill(this.list, h("p", { class: "empty" }, problem.message)); }
   }
 
@@ -228,11 +255,12 @@ export class Iteration {
     this.vain = h("input", { type: "checkbox", id: "vain", onchange: () => this.draw(false) });
     this.vainBox = h("span", { hidden: true }, this.vain, h("label", { for: "vain" }, " from the first op in vain"));
     this.about = h("p", { class: "faint", role: "status" }, "Loading …");
+    this.trace = h("a", { class: "button", download: true, hidden: true }, "Perfetto trace");
     this.box = h("div");
     const step = (by) => go("iteration", Math.max(0, (this.shown ?? 0) + by));
     this.node = h("div", {}, h("h1", {}, "Iteration"), h("div", { class: "controls" },
       h("button", { type: "button", "aria-label": "the iteration before", onclick: () => step(-1) }, "◀"), h("label", { for: "iteration" }, "Iteration "), this.input, h("button", { type: "button", "aria-label": "the next iteration", onclick: () => step(1) }, "▶"),
-      h("span", {}, this.follow, h("label", { for: "follow" }, " follow the newest")), h("span", {}, this.scaled, h("label", { for: "scaled" }, " plan at the measured speed")), this.vainBox), this.about, this.box);
+      h("span", {}, this.follow, h("label", { for: "follow" }, " follow the newest")), h("span", {}, this.scaled, h("label", { for: "scaled" }, " plan at the measured speed")), this.vainBox, this.trace), this.about, this.box);
   }
 
   update(data) {
@@ -252,6 +280,8 @@ export class Iteration {
       this.shown = wanted;
       this.input.value = wanted;
       this.input.max = bounds[1];
+      this.trace.href = `/api/run/download?${new URLSearchParams({ id: this.run.id, form: "perfetto", iteration: wanted })}`;
+      this.trace.hidden = false;
       if (!this.timeline) { this.timeline = new Timeline(data.paints); fill(this.box, paintLegend(data.paints), this.timeline.node); }
       this.answer = answer;
       this.vainBox.hidden = !(answer.vain_from_us < 0);
@@ -260,7 +290,11 @@ export class Iteration {
         answer.critical.length ? `Critical: ${answer.critical.length} ops, the last is ${answer.critical[answer.critical.length - 1]}. ` : "", answer.plan_problem ? `No plan: ${answer.plan_problem}` : "",
         "In each lane, above what was executed, below what was planned.");
       this.draw(false);
-    } catch (problem) { fill(this.about, problem.message); this.key = ""; }
+    } catch (problem) {
+      fill(this.about, problem.message);
+      this.key = "";
+      if (mayPass(problem)) this.again = setTimeout(() => this.update(this.run.data), 1500);
+    }
   }
 
   draw(keepView) {
@@ -272,7 +306,7 @@ export class Iteration {
   }
 
   repaint() { if (this.timeline) this.timeline.draw(); }
-  close() { if (this.timeline) this.timeline.close(); }
+  close() { clearTimeout(this.again); if (this.timeline) this.timeline.close(); }
 }
 
 export class WhatIf {
@@ -312,6 +346,7 @@ export class WhatIf {
         h("p", {}, answer.reason), Object.keys(answer.speeds).length ? h("p", {}, `For workers that are not as fast as their peers: ${Object.entries(answer.speeds).map(([name, speed]) => `${name} at ${speed} of their speed`).join(", ")}.`) : null,
         answer.moves.length ? h("p", {}, `Workers that move: ${answer.moves.map((move) => move.replace(">", " → ")).join(", ")}.`) : null);
       if (!this.timeline) { this.timeline = new Timeline(this.run.data.paints); fill(this.box, paintLegend(this.run.data.paints), this.timeline.node); }
+      if (answer.lanes.length < answer.workers.length) this.answer.append(h("p", { class: "faint" }, `The first ${formatCount(answer.lanes.length)} of ${formatCount(answer.workers.length)} workers are drawn.`));
       this.timeline.show({ label: "The plan", workers: answer.workers.slice(0, answer.lanes.length), dead: new Set(answer.dead), executed_us: 0, planned_us: answer.planned_length_us, slowdown: 1, first: 0, lanes: answer.lanes });
     } catch (problem) { fill(this.answer, h("p", { class: "empty" }, problem.message)); fill(this.box); this.timeline = null; }
     this.ask.disabled = !this.session.can_plan;

@@ -3,9 +3,9 @@
 import re
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
+from typing import BinaryIO
 
-from recycle.core.errors import FileProblem, UserError
+from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan, OpsRan
 from recycle.core.events.record_file import parse_line
 from recycle.report.record.run_columns import refuse_unsound
@@ -47,16 +47,12 @@ class OpRanges:
         """How long the lines of an iteration are: it changes when another attempt of the iteration was reported."""
         return sum(end - start for start, end in self._of(iteration))
 
-    def ops(self, path: Path, iteration: int) -> Iterator[OpRan]:
+    def ops(self, record: BinaryIO, iteration: int) -> Iterator[OpRan]:
         """Yield the ops of one iteration, of all attempts; a damaged line is left out."""
-        try:
-            with path.open("rb") as stream:
-                for start, end in self._of(iteration):
-                    stream.seek(start)
-                    for line in stream.read(end - start).splitlines():
-                        yield from _ops_of(line)
-        except OSError as problem:
-            raise FileProblem(f"cannot read {path}: {problem.strerror or problem}") from None
+        for start, end in self._of(iteration):
+            record.seek(start)
+            for line in record.read(end - start).splitlines():
+                yield from _ops_of(line)
 
     def _of(self, iteration: int) -> list[tuple[int, int]]:
         if iteration not in self._numbers:

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from recycle.core.errors import FileProblem
 from recycle.core.events.record_file import refuse_other_head
+from recycle.dashboard.reading.served_folder import ServedFolder
 
 # So many bytes before the position are compared, to see that the file is still the same.
 _COMPARED_BYTES = 200
@@ -18,8 +19,9 @@ class RecordTail:
     `generation` counts how often it began at the start of the file: what was read before does not hold any more then.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: ServedFolder | None = None) -> None:
         self.path = path
+        self._folder = folder or ServedFolder(path.parent)
         self.generation = 1
         self.position = 0
         self._before = b""
@@ -36,7 +38,7 @@ class RecordTail:
         So it does if a coordinator that took over has cut the record, or a resumed run has written it anew.
         """
         try:
-            with self.path.open("rb") as stream:
+            with self._folder.open(self.path) as stream:
                 status = os.fstat(stream.fileno())
                 file = status.st_dev, status.st_ino
                 is_same = self._file in (None, file) and status.st_size >= self.position
@@ -57,7 +59,7 @@ class RecordTail:
         is no record.
         """
         try:
-            with self.path.open("rb") as stream:
+            with self._folder.open(self.path) as stream:
                 stream.seek(self.position)
                 yield from self._lines(stream, self.position + most_bytes)
         except FileNotFoundError:

@@ -1,21 +1,23 @@
 """`RunReader`: what a page needs of a run's record, kept up to date as the record grows."""
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.events.record import Changed, Event, Recovered, Saved, Spell, Started, Stepped, Suspected, Warned
-from recycle.core.events.record_file import PLAN, describe_gap, parse_line
+from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Started, Stepped, Suspected, Warned
+from recycle.core.events.record_file import PLAN, describe_gap, later_plans, parse_line
 from recycle.core.events.step_rates import iteration_us, samples_per_s
 from recycle.core.plans.carried_by_stage import carried_by_stage
 from recycle.core.plans.plan import Plan
 from recycle.dashboard.reading.op_ranges import OpRanges, iteration_of_ops
 from recycle.dashboard.reading.record_tail import RecordTail
+from recycle.dashboard.reading.served_folder import ServedFolder
 from recycle.report.record.run_columns import refuse_unsound
-from recycle.report.record.run_files import RunFiles
 from recycle.report.record.run_state import ALIVE, DEAD, JOINING, RunState, initial_state, state_after
 
 _MOST_PROBLEMS = 20
@@ -46,9 +48,10 @@ class RunReader:
     `version` grows with every line, and begins again with every `generation`.
     """
 
-    def __init__(self, record: Path) -> None:
+    def __init__(self, record: Path, folder: ServedFolder | None = None) -> None:
         self.record = record
-        self._tail = RecordTail(record)
+        self.folder = folder or ServedFolder(record.parent)
+        self._tail = RecordTail(record, self.folder)
         self._plan_time_ns = self._plan_written_ns()
         self._reset()
 
@@ -112,7 +115,7 @@ class RunReader:
     def share_read(self) -> float:
         """How much of the record was read: a long one is read in parts."""
         try:
-            size = self.record.stat().st_size
+            size = self.record.lstat().st_size
         except OSError:
             return 1.0
         return min(1.0, self._tail.position / size) if size - self._tail.position > _LONGEST_LINE_BYTES else 1.0
@@ -127,7 +130,7 @@ class RunReader:
 
     def _plan_written_ns(self) -> int:
         try:
-            return (self.record.parent / PLAN).stat().st_mtime_ns
+            return (self.record.parent / PLAN).lstat().st_mtime_ns
         except OSError:
             return 0
 
@@ -219,10 +222,27 @@ class RunReader:
             return frozenset()
         return frozenset(worker for worker in self.shape.workers() if self.state.places.get(str(worker)) in (DEAD, JOINING))
 
+    def open(self) -> BinaryIO:
+        """Open the record; raises FileProblem if that is not possible."""
+        try:
+            return self.folder.open(self.record)
+        except OSError as problem:
+            raise FileProblem(f"cannot read {self.record.name}: {problem.strerror or problem}") from None
+
+    def ops(self, iteration: int) -> Iterator[OpRan]:
+        """Yield the ops of one iteration, of all attempts; raises FileProblem if the record cannot be read."""
+        with self.open() as stream:
+            yield from self.op_ranges.ops(stream, iteration)
+
     def plan_of(self, iteration: int) -> Plan:
         """The plan of an iteration; raises FileProblem if it cannot be read."""
-        path = RunFiles.find(self.record, None).plan_of(iteration)
-        return _load_plan(path, path.stat().st_mtime_ns)
+        begun = {number: path for number, path in later_plans(self.record.parent).items() if number <= iteration}
+        path = begun[max(begun)] if begun else self.record.parent / PLAN
+        try:
+            status = path.lstat()
+        except OSError:
+            raise FileProblem(f"cannot read the plan of this run: there is no {path.name}") from None
+        return _load_plan(self.folder, path, (status.st_ino, status.st_mtime_ns))
 
 
 def _shape_of(started: Started) -> Shape | None:
@@ -238,6 +258,6 @@ def _all_alive(shape: Shape) -> RunState:
 
 
 @lru_cache(maxsize=8)
-def _load_plan(path: Path, modified_ns: int) -> Plan:
+def _load_plan(folder: ServedFolder, path: Path, version: tuple[int, int]) -> Plan:
     """The plan in a file; it is read again if the file has changed."""
-    return Plan.load(path)
+    return Plan.load_text(folder.read_file(path), path)

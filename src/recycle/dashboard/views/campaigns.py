@@ -1,11 +1,13 @@
 """Results of `recycle simulate --json`, `recycle reproduce` and `recycle advise` as one kind of table, for the page."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import FileProblem
+from recycle.dashboard.reading.served_folder import ServedFolder
 
 _MOST_ROWS, _MOST_COLUMNS = 2000, 40
 _CHOICE = ("system", "pipelines", "stages", "microbatches", "tensor_parallel", "shared_layers", "spare_servers")
@@ -22,11 +24,11 @@ def campaign_kind(data: Any) -> str:
     return "advise" if "question" in data and "alternatives" in data else ""
 
 
-def campaign(path: Path) -> dict[str, Any]:
+def campaign(path: Path, folder: ServedFolder) -> dict[str, Any]:
     """Return the results in a file as a title, notes, and a table whose rows are names and numbers."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
+        data = json.loads(folder.read_file(path), parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as problem:
         raise FileProblem(f"cannot read {path.name}: {problem}") from None
     kind = campaign_kind(data)
     if kind == "simulate":
@@ -54,12 +56,12 @@ def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"columns": ordered, "texts": texts, "rows": [[row.get(column) for column in ordered] for row in rows[:_MOST_ROWS]]}
 
 
-def _numbers(facts: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number in nested objects and lists, by the path to it."""
+def _numbers(facts: Any, prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    """Yield every number in nested objects and lists, by the path to it; None for one that is not known."""
     if isinstance(facts, bool):
         return
-    if isinstance(facts, int | float):
-        yield prefix, facts
+    if facts is None or isinstance(facts, int | float):
+        yield prefix, facts if facts is not None and math.isfinite(facts) else None
     elif isinstance(facts, dict):
         for key, value in facts.items():
             yield from _numbers(value, f"{prefix} {key}".strip())

@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan
-from recycle.core.events.record_file import parse_line
+from recycle.core.events.record_file import parse_line, refuse_other_head
 from recycle.core.problem import Memory
 from recycle.dashboard.reading.run_reader import RunReader
 from recycle.report.export.perfetto import draw_run_trace
@@ -19,6 +20,7 @@ MOST_EVENTS = 500
 _MOST_SCANNED = 50_000
 _MOST_TRACED = 300_000
 _MOST_OF_RECOVERY = 200
+_LONGEST_LINE_BYTES, _PART_BYTES = 1 << 26, 1 << 18
 _COLUMNS = ("at_us", "end_us", "event", "worker", "iteration", "details")
 _WHO = ("node", "worker", "link")
 
@@ -31,7 +33,7 @@ def find_events(run: RunReader, text: str, kind: str, before: int | None, limit:
     limit, wanted = max(1, min(limit, MOST_EVENTS)), text.lower()
     number = len(run.line_starts) if before is None else max(0, min(before, len(run.line_starts)))
     lowest, found = max(0, number - _MOST_SCANNED), list[dict[str, Any]]()
-    with run.record.open("rb") as stream:
+    with run.open() as stream:
         while number > lowest and len(found) < limit:
             number -= 1
             event = _read_event(stream, run.line_starts[number])
@@ -47,31 +49,67 @@ def events_of_recovery(run: RunReader, number: int) -> dict[str, Any]:
     if not 0 <= number < len(run.recoveries):
         raise UserError(f"there is no recovery {number}: there are {len(run.recoveries)}")
     one, last = run.recoveries[number], run.recovery_lines[number]
-    with run.record.open("rb") as stream:
+    with run.open() as stream:
         events = [_read_event(stream, start) for start in run.line_starts[max(0, last - _MOST_OF_RECOVERY) : last]]
     times_us = (one.at_us - one.redo_us, one.end_us)
-    return {"events": [event for event in events if event.get("event") != "step" and _lies_in(event, times_us)]}
+    found = [event for event in events if event.get("event") != "step" and _lies_in(event, times_us)]
+    return {"events": sorted(found, key=_time_us)}
 
 
 def _lies_in(event: dict[str, Any], times_us: tuple[int, int]) -> bool:
+    return times_us[0] <= _time_us(event) <= times_us[1]
+
+
+def _time_us(event: dict[str, Any]) -> int:
+    """When an event was or began; before all times if that is not known."""
     at_us = event.get("at_us", event.get("start_us"))
-    return isinstance(at_us, int) and times_us[0] <= at_us <= times_us[1]
+    return at_us if isinstance(at_us, int) else -1
 
 
-def _read_event(stream: io.BufferedReader, start: int) -> dict[str, Any]:
+def _read_event(stream: BinaryIO, start: int) -> dict[str, Any]:
     stream.seek(start)
     try:
-        data = json.loads(line := stream.readline())
+        data = json.loads(line := stream.readline(), parse_constant=str)  # NaN, which no JSON has, stays as text
         parse_line(line)
     except (ValueError, RecursionError):
         return {"event": "damaged", "text": "this line cannot be read"}
-    return {key: value for key, value in data.items() if key != "line"} if isinstance(data, dict) else {"event": "damaged"}
+    if not isinstance(data, dict):
+        return {"event": "damaged"}
+    return {key: _shown(value) for key, value in data.items() if key != "line"}
+
+
+def _shown(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def events_as_lines(run: RunReader) -> Iterator[bytes]:
+    """Yield the record in parts: its head, and every line that is an event, ops as well; nothing else of the file."""
+    part = bytearray()
+    with run.open() as stream:
+        refuse_other_head(head := stream.readline(_LONGEST_LINE_BYTES), run.record)
+        part += head
+        while line := stream.readline(_LONGEST_LINE_BYTES):
+            if not _is_event(line):
+                continue
+            part += line
+            if len(part) > _PART_BYTES:
+                yield bytes(part)
+                part.clear()
+    yield bytes(part)
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        parse_line(line)
+    except UserError:
+        return False
+    return line.endswith(b"\n")
 
 
 def events_as_csv(run: RunReader) -> Iterator[bytes]:
     """Yield the lines of a table of all events but ops."""
     yield _csv_line(_COLUMNS)
-    with run.record.open("rb") as stream:
+    with run.open() as stream:
         for start in list(run.line_starts):
             event = _read_event(stream, start)
             at_us = event.pop("at_us", event.pop("start_us", ""))
@@ -100,8 +138,8 @@ def trace_for_perfetto(run: RunReader, iteration: int) -> str:
 
 
 def _traced(run: RunReader, iteration: int) -> list[OpRan]:
-    own = list(run.op_ranges.ops(run.record, iteration))
+    own = list(run.ops(iteration))
     if 3 * len(own) > _MOST_TRACED:
         return own
-    before, after = (list(run.op_ranges.ops(run.record, iteration + by)) for by in (-1, 1))
+    before, after = (list(run.ops(iteration + by)) for by in (-1, 1))
     return [*before, *own, *after]

@@ -33,7 +33,7 @@ class IterationOps:
             among = f"there are {bounds[0]} to {bounds[1]}" if bounds else "the record holds no ops"
             raise UserError(f"the record holds no op of iteration {number}: {among}")
         by_worker: dict[str, list[OpRan]] = {}
-        for op in run.op_ranges.ops(run.record, number):
+        for op in run.ops(number):
             by_worker.setdefault(op.worker, []).append(op)
         discarded = _discarded_before_us(run, number)
         by_worker = {name: _ordered(ops, discarded) for name, ops in by_worker.items()}
@@ -146,7 +146,7 @@ def _ordered(ops: Iterable[OpRan], discarded_us: int) -> list[OpRan]:
 
 def _columns(ops: Sequence[OpRan], start_us: int) -> dict[str, Any]:
     return {
-        "ops": " ".join(op.op for op in ops),
+        "ops": " ".join(op.op.replace(" ", "\u00a0") for op in ops),
         "starts": [op.start_us - start_us for op in ops],
         "lengths": [op.end_us - op.start_us for op in ops],
         "vain": [number for number, op in enumerate(ops) if op.is_in_vain],

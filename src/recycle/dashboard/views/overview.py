@@ -10,6 +10,7 @@ from typing import Any
 from recycle.core.events.record import PARTS, Recovered
 from recycle.core.events.record_file import SUMMARY
 from recycle.dashboard.reading.run_reader import RunReader
+from recycle.dashboard.reading.served_folder import ServedFolder
 from recycle.dashboard.views.series import thin
 from recycle.report.record.hindsight import in_hindsight
 from recycle.report.record.metrics import measure
@@ -140,7 +141,7 @@ def has_ended(run: RunReader) -> bool:
     if run.started.source in ("simulate", "replay"):
         return True
     try:
-        return (run.record.parent / SUMMARY).stat().st_mtime_ns >= run.record.stat().st_mtime_ns - 2_000_000_000
+        return (run.record.parent / SUMMARY).lstat().st_mtime_ns >= run.record.lstat().st_mtime_ns - 2_000_000_000
     except OSError:
         return False
 
@@ -148,7 +149,7 @@ def has_ended(run: RunReader) -> bool:
 def _idle_s(run: RunReader) -> float | None:
     """How long ago the record grew, by the clock of this machine."""
     try:
-        return round(max(0.0, time.time() - run.record.stat().st_mtime), 1)
+        return round(max(0.0, time.time() - run.record.lstat().st_mtime), 1)
     except OSError:
         return None
 
@@ -157,15 +158,15 @@ def _wanted_steps(run: RunReader) -> int | None:
     """The number of steps of the whole run, as its configuration says."""
     path = run.record.parent / _CONFIG
     try:
-        return _steps_in(path, path.stat().st_mtime_ns)
+        return _steps_in(run.folder, path, path.lstat().st_mtime_ns)
     except OSError:
         return None
 
 
 @lru_cache(maxsize=64)
-def _steps_in(path: Path, modified_ns: int) -> int | None:
+def _steps_in(folder: ServedFolder, path: Path, modified_ns: int) -> int | None:
     try:
-        steps = tomllib.loads(path.read_text(encoding="utf-8"))["training"]["steps"]
+        steps = tomllib.loads(folder.read_text(path))["training"]["steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return steps if isinstance(steps, int) else None

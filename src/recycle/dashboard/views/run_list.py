@@ -11,6 +11,7 @@ from typing import Any
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Started, Stepped
 from recycle.core.events.record_file import CHECKPOINTS, JOB, PLAN, PLANS, RECORD, SUMMARY, parse_line, refuse_other_head
+from recycle.dashboard.reading.served_folder import ServedFolder
 from recycle.dashboard.views.campaigns import campaign_kind
 
 _DEEPEST, _MOST_FOUND = 4, 2000
@@ -35,7 +36,8 @@ class RunList:
     """Looks for runs under `root`, which may also be a run itself or a record; it looks again if the last look is old."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root.resolve()
+        self.folder = ServedFolder(self.root.parent if self.root.is_file() else self.root)
         self._found: dict[str, Path] = {}
         self._campaigns: dict[str, Path] = {}
         self._looked_s = -_FRESH_S
@@ -59,8 +61,12 @@ class RunList:
     def to_json(self) -> dict[str, Any]:
         """Return all runs, the newest first, and all campaigns."""
         self._look()
-        runs = sorted((about_run(run_id, path) for run_id, path in self._found.items()), key=lambda run: -run["modified_s"])
-        campaigns = [{"id": campaign_id, "kind": _kind(path)} for campaign_id, path in sorted(self._campaigns.items())]
+        runs = sorted(
+            (about_run(run_id, path, self.folder) for run_id, path in self._found.items()), key=lambda run: -run["modified_s"]
+        )
+        campaigns = [
+            {"id": campaign_id, "kind": _kind(path, self.folder)} for campaign_id, path in sorted(self._campaigns.items())
+        ]
         return {"root": self.root.name or str(self.root), "runs": runs, "campaigns": [one for one in campaigns if one["kind"]]}
 
     def _look(self) -> None:
@@ -71,9 +77,9 @@ class RunList:
             name = "." if path in (self.root, self.root / RECORD) else path.relative_to(self.root).as_posix()
             if path.name == RECORD:
                 found[name.removesuffix(f"/{RECORD}")] = path
-            elif path.suffix == ".jsonl" and _is_record(path):
+            elif path.suffix == ".jsonl" and _is_record(path, self.folder):
                 found[name] = path
-            elif path.suffix == ".json" and path.name not in _FILES_OF_RUNS and path.stat().st_size < _LONGEST_CAMPAIGN_BYTES:
+            elif path.suffix == ".json" and path.name not in _FILES_OF_RUNS and path.lstat().st_size < _LONGEST_CAMPAIGN_BYTES:
                 campaigns[name] = path
         if not found and not self.root.is_file() and not campaigns:
             found["."] = self.root / RECORD  # a run that is about to begin
@@ -98,34 +104,34 @@ def _files(root: Path) -> Iterator[Path]:
                     return
 
 
-def _is_record(path: Path) -> bool:
+def _is_record(path: Path, served: ServedFolder) -> bool:
     try:
-        with path.open("rb") as stream:
+        with served.open(path) as stream:
             refuse_other_head(stream.readline(4096), path)
         return True
     except (OSError, FileProblem):
         return False
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path, served: ServedFolder) -> str:
     try:
-        return campaign_kind(json.loads(path.read_text(encoding="utf-8")))
+        return campaign_kind(json.loads(served.read_text(path)))
     except (OSError, ValueError, RecursionError):
         return ""
 
 
-def about_run(run_id: str, record: Path) -> dict[str, Any]:
+def about_run(run_id: str, record: Path, served: ServedFolder) -> dict[str, Any]:
     """Return a line about a run: from its summary, or from the start and the end of its record."""
     about: dict[str, Any] = {"id": run_id, "name": "", "source": "", "state": "cut off", "modified_s": 0.0}
     about |= dict.fromkeys(("steps", "loss", "samples_per_s", "iteration_us", "recoveries", "lost_us", "workers"))
     try:
-        status = record.stat()
-        about |= {"modified_s": status.st_mtime, "size_bytes": status.st_size, **_from_record(record)}
+        status = record.lstat()
+        about |= {"modified_s": status.st_mtime, "size_bytes": status.st_size, **_from_record(record, served)}
         if time.time() - status.st_mtime < _LIVE_S:
             about["state"] = "live"
         if about["source"] in ("simulate", "replay"):
             about["state"] = "simulated"
-        about |= _from_summary(record.parent / SUMMARY, status.st_mtime) if record.name == RECORD else {}
+        about |= _from_summary(record.parent / SUMMARY, status.st_mtime, served) if record.name == RECORD else {}
     except FileNotFoundError:
         about |= {"state": "waiting"}
     except (OSError, FileProblem) as problem:
@@ -133,8 +139,8 @@ def about_run(run_id: str, record: Path) -> dict[str, Any]:
     return about
 
 
-def _from_record(record: Path) -> dict[str, Any]:
-    with record.open("rb") as stream:
+def _from_record(record: Path, served: ServedFolder) -> dict[str, Any]:
+    with served.open(record) as stream:
         refuse_other_head(stream.readline(4096), record)
         found: dict[str, Any] = {}
         start = stream.tell()
@@ -152,12 +158,12 @@ def _event(line: bytes) -> object:
         return None
 
 
-def _from_summary(path: Path, recorded_s: float) -> dict[str, Any]:
+def _from_summary(path: Path, recorded_s: float, served: ServedFolder) -> dict[str, Any]:
     """Return what the summary of a run that ended says; nothing if there is none, or the run was resumed since."""
     try:
-        if path.stat().st_mtime < recorded_s - 2:
+        if path.lstat().st_mtime < recorded_s - 2:
             return {}
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(served.read_text(path))
         losses, recoveries = facts.get("losses") or [None], facts.get("recoveries") or []
         known = {key: facts.get(key) for key in ("steps", "samples_per_s", "iteration_us", "workers", "weights_sha256")}
         lost_us = sum(one.get("lost_us", 0) for one in recoveries)

@@ -47,7 +47,7 @@ class OpenRuns:
 
     def _open(self, run_id: str) -> tuple[RunReader, PageStream, asyncio.Lock]:
         if run_id not in self._readers:
-            lock, run = asyncio.Lock(), RunReader(self._runs.record(run_id))
+            lock, run = asyncio.Lock(), RunReader(self._runs.record(run_id), self._runs.folder)
             self._readers[run_id] = run, PageStream(run, lock, _MOST_PAGES), lock
             while len(self._readers) > _MOST_RUNS:
                 self._forget_one()

@@ -1,16 +1,18 @@
 """`PageStream`: what changed in a run, pushed to every page that shows it. A change is encoded once for all pages."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from recycle.dashboard.reading.run_reader import PART_BYTES, RunReader
 from recycle.dashboard.views.overview import has_ended, overview_head, points_since, recovery, spent_time, waits_for
+from recycle.dashboard.web.json_body import json_body
 
 # How often a record is looked at, and how often pages hear that the server is there.
 _LOOK_S, _BEAT_S = 0.2, 10.0
+# A page is told so often how far a long record was read, which it then loads anew.
+_WHILE_READING_S = 1.0
 # News goes to all pages at once. Steps alone wait so long for each page that is open: many pages cost little more than one.
 _STEPS_S_A_PAGE, _LONGEST_STEPS_S = 0.02, 1.0
 # Shares of time are computed from all spells: at most so much of the time goes into that.
@@ -68,12 +70,14 @@ class PageStream:
                     self._counts = len(run.columns.at_us), len(run.columns.spell_end_us), len(run.recoveries)
             if time.monotonic() > self._pushed_at_s + _BEAT_S:
                 self._beat()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_S if run.share_read == 1 else 0)
 
     def _is_due(self, now: tuple[int, int, str, bool]) -> bool:
         """Whether there is something to push: news, or steps that have waited long enough."""
         if now == self._pushed:
             return False
+        if self._run.share_read < 1:  # pages load the whole state with each change, and there is more to read
+            return time.monotonic() >= self._pushed_at_s + _WHILE_READING_S
         run, before = self._run, self._news
         self._news = (dict(run.state.places), dict(run.state.facts.speeds), len(run.recoveries), waits_for(run), now[0], now[2:])
         wait_s = min(_LONGEST_STEPS_S, _STEPS_S_A_PAGE * len(self._pages))
@@ -97,7 +101,7 @@ class PageStream:
         if began_s >= self._shares_due_s:
             message["shares"] = spent_time(run)
             self._shares_due_s = began_s + max(1.0, (time.monotonic() - began_s) / _SHARE_OF_TIME)
-        return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+        return b"data: " + json_body(message) + b"\n\n"
 
     def _beat(self) -> None:
         """Tell the pages that have read everything that the server is there."""

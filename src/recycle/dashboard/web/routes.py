@@ -3,19 +3,19 @@
 import asyncio
 import gzip
 import hmac
-import json
+import math
 import mimetypes
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from recycle.core.cluster import Worker
@@ -23,18 +23,21 @@ from recycle.core.errors import UserError
 from recycle.core.events.live_injection import LIVE_ACTIONS
 from recycle.core.release import RELEASE
 from recycle.dashboard.views.campaigns import campaign
-from recycle.dashboard.views.event_list import events_as_csv, events_of_recovery, find_events, trace_for_perfetto
+from recycle.dashboard.views.event_list import events_as_csv, events_as_lines, events_of_recovery, find_events, trace_for_perfetto
 from recycle.dashboard.views.overview import overview, series
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource, read_workers, what_if
+from recycle.dashboard.views.worker_load import worker_load
 from recycle.dashboard.web.guard import MOST_BODY_BYTES, Access, Guard
 from recycle.dashboard.web.injection import Injector, read_request
+from recycle.dashboard.web.json_body import json_body
 from recycle.dashboard.web.open_runs import OpenRuns
 from recycle.dashboard.web.page_stream import TooManyPages
+from recycle.dashboard.web.planners import Planners
 
 PAGE = Path(__file__).parent.parent / "page"
 _COMPRESSED_FROM_BYTES = 4096
-_PLANNING_S = 60.0
+_PLANNING_S, _LONGEST_BODY_S = 60.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class PageServer:
     runs: RunList
     access: Access
     make_source: MakeSource | None = None
-    planners: Executor | None = None
+    planners: Planners | None = None
     injector: Injector | None = None
 
     def application(self) -> Guard:
@@ -58,6 +61,7 @@ class PageServer:
             Route("/api/run/series", answers.series),
             Route("/api/run/iteration", answers.iteration),
             Route("/api/run/events", answers.events),
+            Route("/api/run/load", answers.load),
             Route("/api/run/recovery", answers.recovery),
             Route("/api/run/download", answers.download),
             Route("/api/run/what-if", answers.what_if),
@@ -89,7 +93,7 @@ async def _busy(request: Request, problem: Exception) -> Response:
 
 
 def _json(request: Request, data: Any, status: int = 200) -> Response:
-    body, headers = json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), {}
+    body, headers = json_body(data), {}
     if len(body) >= _COMPRESSED_FROM_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
         body, headers = gzip.compress(body, 1), {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return Response(body, status, headers, "application/json")
@@ -162,12 +166,21 @@ class _Answers:
         async with self._runs.opened(self._id(request)) as run:
             return _json(request, await asyncio.to_thread(events_of_recovery, run, number))
 
+    async def load(self, request: Request) -> Response:
+        worker = Worker.parse(request.query_params.get("worker", "")[:40])
+        async with self._runs.opened(self._id(request)) as run:
+            plan = await asyncio.to_thread(run.plan_of, run.state.facts.num_done or 0)
+        return _json(request, await asyncio.to_thread(worker_load, plan, worker))
+
     async def download(self, request: Request) -> Response:
         form, run_id = request.query_params.get("form", "json"), self._id(request)
         name = "".join(letter if letter.isalnum() else "-" for letter in run_id).strip("-") or "run"
         async with self._runs.opened(run_id) as run:
             if form == "json":
-                return FileResponse(run.record, media_type="application/x-ndjson", filename=f"{name}.jsonl")
+                lines = events_as_lines(run)
+                first = await asyncio.to_thread(next, lines)  # what is wrong with the file is said before the answer begins
+                headers = {"Content-Disposition": f'attachment; filename="{name}.jsonl"'}
+                return StreamingResponse(chain([first], lines), headers=headers, media_type="application/x-ndjson")
             if form == "csv":
                 body = await asyncio.to_thread(lambda: b"".join(events_as_csv(run)))
                 return _attachment(body, f"{name}.csv", "text/csv; charset=utf-8")
@@ -185,13 +198,15 @@ class _Answers:
             bounds = run.op_ranges.bounds
             today, folder = run.plan_of(bounds[1] if bounds else 0), run.record.parent
             slow = run.state.facts.speeds if run.shape is not None else {}
-            speeds = tuple(sorted((Worker.parse(name), speed) for name, speed in slow.items() if speed != 1))
+            speeds = tuple(
+                sorted((Worker.parse(name), speed) for name, speed in slow.items() if speed != 1 and 0 < speed < math.inf)
+            )
         if self._is_planning.locked():
             return _json(request, {"problem": "another plan is being made: ask again in a moment"}, 429)
         async with self._is_planning:
             ask = partial(what_if, server.make_source, folder, today, dead, speeds)
             try:
-                answer = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(server.planners, ask), _PLANNING_S)
+                answer = await server.planners.ask(ask, _PLANNING_S)
             except TimeoutError:
                 raise UserError(f"no plan was found in {_PLANNING_S:.0f} s") from None
             except BrokenProcessPool:
@@ -204,7 +219,10 @@ class _Answers:
             return _json(request, {"problem": "this server allows no injection: start it with --allow-injection"}, 403)
         if not hmac.compare_digest(request.headers.get("x-recycle-token", "").encode(), server.access.token.encode()):
             return _json(request, {"problem": "the token is missing or wrong: load the page again"}, 403)
-        asked = read_request(await _body(request))
+        try:
+            asked = read_request(await asyncio.wait_for(_body(request), _LONGEST_BODY_S))
+        except TimeoutError:
+            return _json(request, {"problem": "the request did not come to its end"}, 408)
         async with self._runs.opened(self._id(request)) as run:
             if run.shape is None or asked.worker not in run.shape:
                 raise UserError(f"{asked.worker} is not a worker of this run")
@@ -214,7 +232,7 @@ class _Answers:
 
     async def campaign(self, request: Request) -> Response:
         path = await asyncio.to_thread(self._server.runs.campaign, self._id(request))
-        return _json(request, await asyncio.to_thread(campaign, path))
+        return _json(request, await asyncio.to_thread(campaign, path, self._server.runs.folder))
 
     async def stream(self, request: Request) -> Response:
         stream = self._runs.stream(self._id(request))

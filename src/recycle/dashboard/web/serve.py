@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource
 from recycle.dashboard.web.guard import Access
 from recycle.dashboard.web.injection import Injector
+from recycle.dashboard.web.kept_token import kept_token
+from recycle.dashboard.web.patience import PatientProtocol
+from recycle.dashboard.web.planners import Planners
 from recycle.dashboard.web.routes import PageServer
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -32,7 +35,10 @@ _LONGEST_HEAD_BYTES = 16384
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server listens, with which token (made if it is empty and one is needed), and by which names it is asked."""
+    """Where the server listens, with which token (one is kept beside the folder if it is empty and one is needed).
+
+    `names` are those of proxies before it, as `read_proxy` reads them.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,8 +48,14 @@ class ServerOptions:
 
     @property
     def needs_token(self) -> bool:
-        """Beyond this machine, and where a page can kill workers, only those who know the token may ask."""
-        return self.host not in LOOPBACK or self.allows_injection
+        """Beyond this machine, behind a proxy, and where a page can kill workers, only those who know the token may ask."""
+        return self.host not in LOOPBACK or self.allows_injection or bool(self.names)
+
+    def access(self, port: int, token: str) -> Access:
+        """Who may ask the server once it listens on `port`."""
+        own = self.host in _EVERY_ADDRESS
+        names = () if self.host in LOOPBACK else (socket.gethostname(), socket.getfqdn()) if own else (self.host,)
+        return Access.at(port, (*LOOPBACK, *names), token, self.allows_injection, self.names, own)
 
 
 def serve_page(
@@ -58,9 +70,10 @@ def serve_page(
         os.nice(_NICENESS)
     with listening(options.host, options.port) as listener:
         port = listener.getsockname()[1]
-        token = options.token or (secrets.token_urlsafe(24) if options.needs_token else "")
-        access = Access.at(port, _names(options), token, options.allows_injection)
-        planners = ProcessPoolExecutor(1, get_context("spawn"), initializer=_lower_priority) if make_source else None
+        token = options.token or (kept_token(root) if options.needs_token else "")
+        access = options.access(port, token)
+        make = partial(ProcessPoolExecutor, 1, get_context("spawn"), initializer=_lower_priority)
+        planners = Planners(make) if make_source else None
         server = PageServer(RunList(root), access, make_source, planners, injector)
         say(page_url(options.host, port, token))
         # uvicorn raises a signal again when it has ended: as an exit, so that what is below ends, too.
@@ -69,7 +82,7 @@ def serve_page(
             http_server(server).run([listener])
         finally:
             if planners is not None:
-                planners.shutdown(wait=False, cancel_futures=True)
+                planners.close()
 
 
 def http_server(server: PageServer) -> uvicorn.Server:
@@ -80,7 +93,7 @@ def http_server(server: PageServer) -> uvicorn.Server:
         log_level="critical",  # a page that is open when the server ends is no error
         lifespan="off",
         ws="none",
-        http="h11",
+        http=PatientProtocol,
         server_header=False,
         limit_concurrency=_MOST_CONNECTIONS,
         h11_max_incomplete_event_size=_LONGEST_HEAD_BYTES,
@@ -99,14 +112,6 @@ def page_url(host: str, port: int, token: str = "") -> str:
     """The address of the page, with its token."""
     name = socket.gethostname() if host in _EVERY_ADDRESS else host
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?token={token}' if token else ''}"
-
-
-def _names(options: ServerOptions) -> tuple[str, ...]:
-    """The names by which a browser may ask: of this machine, or the address that the server listens on."""
-    if options.host in LOOPBACK:
-        return (*LOOPBACK, *options.names)
-    own = (socket.gethostname(), socket.getfqdn()) if options.host in _EVERY_ADDRESS else (options.host,)
-    return (*LOOPBACK, *own, *options.names)
 
 
 def listening(host: str, port: int) -> socket.socket:

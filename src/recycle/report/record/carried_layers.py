@@ -1,0 +1,28 @@
+"""`carried_layers`: which layers each worker computes by a plan, and for which share of the micro-batches."""
+
+from recycle.core.cluster import Worker
+from recycle.core.layer_sums import LayerSums
+from recycle.core.op import Kind
+from recycle.core.plans.plan import Plan
+
+
+def carried_layers(plan: Plan) -> dict[Worker, dict[int, float]]:
+    """Return for each live worker, and each layer of the model, the share of the micro-batches for which the worker computes it.
+
+    The micro-batches are those of all pipelines in one iteration. The sum over a worker's layers is its load, in layers. It is
+    empty if the plan's profile does not know the layers of its stages.
+    """
+    problem = plan.problem
+    if not problem.profile.layers:
+        return {}
+    bounds, costs, num_chains = LayerSums(problem.profile).bounds, plan.costs, problem.shape.num_chains
+    found: dict[Worker, dict[int, float]] = {}
+    for row in plan.rows:
+        stage, counts = row.worker.stage, dict[int, int]()
+        for kind, chain in zip(row.kinds, row.chains, strict=True):
+            if kind == Kind.F.value:
+                before, after = costs.offsets(stage, chain)
+                for layer in range(bounds[stage] + before, bounds[stage + 1] + after):
+                    counts[layer] = counts.get(layer, 0) + 1
+        found[row.worker] = {layer: count / num_chains for layer, count in sorted(counts.items())}
+    return found

@@ -1,0 +1,46 @@
+"""A plan that takes too long ends with its process, and the next question is answered."""
+
+import asyncio
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import pytest
+
+from recycle.dashboard.web.planners import Planners
+
+
+def own_pid():
+    return {"pid": os.getpid()}
+
+
+def plan_for_ever():
+    time.sleep(600)
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_question_that_takes_too_long_does_not_keep_the_next_one_waiting():
+    async def ask_three():
+        planners = Planners(partial(ProcessPoolExecutor, 1, get_context("fork")))
+        first = await planners.ask(own_pid, 60)
+        with pytest.raises(TimeoutError):
+            await planners.ask(plan_for_ever, 0.2)
+        second = await planners.ask(own_pid, 60)
+        planners.close()
+        return first["pid"], second["pid"]
+
+    first, second = asyncio.run(ask_three())
+    assert first != second
+    deadline_s = time.monotonic() + 20
+    while is_running(first):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
