@@ -9,6 +9,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recycle import DataOptions, Padding
 from recycle.core.errors import DataFailed
@@ -45,6 +46,7 @@ def at_step(folder, copy, num_steps):
 
 KINDS = {
     "map-style": (Augmented, {}),
+    "stateful loader": (lambda: StatefulDataLoader(Augmented(), SAMPLES, shuffle=True, generator=torch.Generator().manual_seed(2)), {}),
     "stream without state": (Counted, {}),
     "stream with state": (Stateful, {}),
     "Hugging Face": (hugging_face, {"collate": joined_rows}),
@@ -104,7 +106,7 @@ def test_a_job_whose_processes_are_all_killed_goes_on_with_the_samples_of_its_tw
 def test_a_checkpoint_has_the_positions_of_all_parts_of_a_stream(undisturbed):
     _, folder, make, _ = undisturbed
     found = read_checkpoint(folder / "checkpoints" / "step-00000003").positions
-    parts = {Stateful: 6, hugging_face: 6, Augmented: 0}.get(make, 1)
+    parts = {"map-style": 0, "stateful loader": 0, "stream with state": 6, "Hugging Face": 6}.get(kind, 1)
     assert sorted(found) == [str(part) for part in range(parts)]
 
 

@@ -53,7 +53,9 @@ def largest_of(source: MicroBatchSource) -> tuple[Nest, Nest]:
 
 
 class SampleOrder(Protocol):
-    """The order of samples: the number of the sample at each position of each pass over the data."""
+    """The order of samples: the number of the sample at each position of each pass over the data, of `pass_length` samples."""
+
+    pass_length: int
 
     def sample_at(self, data_pass: int, position: int) -> int: ...
 
@@ -73,10 +75,10 @@ class ShuffledOrder:
     """Every pass has an order of its own, which the seed selects."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
-        self._num_samples, self._seed = num_samples, seed
+        self.pass_length, self._seed = num_samples, seed
 
     def sample_at(self, data_pass: int, position: int) -> int:
-        return shuffled(position, self._num_samples, seed_of(self._seed, "order", data_pass))
+        return shuffled(position, self.pass_length, seed_of(self._seed, "order", data_pass))
 
 
 class StackedSamples:
@@ -129,13 +131,14 @@ class MicroBatches(JoinedMicroBatches):
                 f"the dataset is a {type(dataset).__name__}, but it must be map-style: len(dataset) and dataset[number]"
             )
         self._num_samples = len(dataset)
+        self._order = order or ShuffledOrder(self._num_samples, seed)
         needed = shape.num_chains * microbatch
-        if self._num_samples < needed:
+        if (found := self._order.pass_length) < needed:
+            what = "the dataset has" if found == self._num_samples else "the sampler of the loader draws"
             raise DatasetTooSmall(
                 f"one step needs {needed} samples ({shape.num_pipelines} pipelines of {shape.num_microbatches} micro-batches of "
-                f"{microbatch}), but the dataset has {self._num_samples}: give more data, or make fewer or smaller micro-batches"
+                f"{microbatch}), but {what} {found}: give more data, or make fewer or smaller micro-batches"
             )
-        self._order = order or ShuffledOrder(self._num_samples, seed)
         self._is_shuffled = order is None
 
     def __repr__(self) -> str:
@@ -168,7 +171,7 @@ class MicroBatches(JoinedMicroBatches):
         return (step * self._shape.num_chains + pipeline * self._shape.num_microbatches + index) * self._microbatch
 
     def _sample(self, number: int) -> int:
-        return self._order.sample_at(*divmod(number, self._num_samples))
+        return self._order.sample_at(*divmod(number, self._order.pass_length))
 
 
 class OrderedMicroBatches:
