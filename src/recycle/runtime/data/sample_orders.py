@@ -47,7 +47,9 @@ class DrawnSamples:
 
     def __repr__(self) -> str:
         how = "with" if self.replaces else "without"
-        return f"{self.num_samples} drawn {how} replacement in each pass" + (f" by {self.state:x}" if self.state is not None else "")
+        return f"{self.num_samples} drawn {how} replacement in each pass" + (
+            f" by {self.state:x}" if self.state is not None else ""
+        )
 
 
 class SampledOrder:
