@@ -1,19 +1,17 @@
 """`recycle.train`, which trains a model on this machine: it survives failures, shows its progress and records the run."""
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
+from recycle.api.shown_run import refuse_unshowable, shown_run
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.runtime.callbacks.protocol import Callback
@@ -69,7 +67,7 @@ def train(
         out: The run folder: plans, a record that grows while the run goes on, summary and checkpoints. In the place of `{number}`
             comes the first number that is free. None: nothing is written.
         options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures, what is shown.
-        watch: Called in this process with every event of the record.
+        watch: Called in this process with every event of the record. An error that it raises is a warning.
         callbacks: Objects that are called with every step, evaluation, recovery and checkpoint, such as `recycle.CsvLogger`.
 
     Returns:
@@ -99,14 +97,15 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     """Check a job, launch it, and show and record what happens."""
     if job.options.checkpoint.resume and NUMBER in str(job.out):
         raise UserError("resume goes on in a run folder: name it with out")
+    refuse_unshowable(job)
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
     refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
-    with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:
-        say = partial(print, "warning:", file=sys.stderr, flush=True) if not job.options.quiet else lambda sentence: None
-        trained = launch_watched(replace(job, out=folder), observe, callbacks, say)
+    with _run_folder(job.out) as folder, shown_run(job, folder) as view:
+        observers = {"watch": watch, **view.observers}
+        trained = launch_watched(replace(job, out=folder), observers, callbacks, view.warn, view.injections)
     for sentence in trained.warnings if job.options.quiet else ():
         warnings.warn(sentence, stacklevel=3)
     return replace(trained, out=folder)
@@ -163,30 +162,3 @@ def _run_folder(out: Path | str | None) -> Iterator[Path | None]:
     finally:
         with suppress(OSError):
             folder.rmdir()
-
-
-@contextmanager
-def _shown(job: Job, watch: Watch, folder: Path | None) -> Iterator[Watch]:
-    """A function that gives every event to the live view, to Prometheus and to the user's own function."""
-    observers = [watch]
-    with ExitStack() as stack:
-        if job.options.metrics_port:
-            from recycle.cli.training.metrics_server import RunCollector, serve_metrics
-
-            collector = RunCollector()
-            stack.enter_context(serve_metrics(job.options.metrics_port, collector))
-            observers.append(collector.on_event)
-        if not job.options.quiet:
-            from recycle.cli.live.live_view import LiveView
-
-            cluster = job.first_plan.problem.cluster
-            view = stack.enter_context(LiveView(job.steps, cluster.shape, cluster.failed))
-            if folder is not None:
-                view.say(f"the run is recorded in {folder}: recycle report {folder} shows it")
-            observers.append(view.observe)
-
-        def observe(event: Event) -> None:
-            for each in observers:
-                each(event)
-
-        yield observe
