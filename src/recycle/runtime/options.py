@@ -176,7 +176,7 @@ class TrainOptions:
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
         activation_checkpointing: Keep only the inputs of layers, and compute the layers again in the backward pass: less memory,
-            for about a third more work. Weights stay the same; with `is_exact`, bit for bit.
+            but every forward op runs twice. Weights stay the same; with `is_exact`, bit for bit.
         compile_backend: The backend of `torch.compile` that compiles layers, such as "inductor"; empty compiles nothing.
         loss_scale: How the scale of the loss changes; it is used if `autocast` is float16.
         lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
