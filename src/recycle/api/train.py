@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
 from recycle.api.shown_run import refuse_unshowable, shown_run
@@ -20,6 +22,9 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.cutting.cut import cut
+from recycle.runtime.data.data_options import DataOptions
+from recycle.runtime.data.make_source import micro_batches_of
+from recycle.runtime.data.torch_loaders import is_loader, unwrapped
 from recycle.runtime.job import Job
 from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_float16_parameters, refuse_unusable_optimizer
 from recycle.runtime.launch.local_launcher import Watch
@@ -89,7 +94,8 @@ def train(
         3
     """
     made = plan if isinstance(plan, Plan) else _plan_for(plan, options)
-    modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
+    data = dataset, made.problem.shape, samples, options.seed, options.data
+    modules, options = _modules(stages, made.problem.shape.num_stages, data), _with_plan_source(options, made)
     return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
 
 
@@ -132,11 +138,22 @@ def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Pla
     return solve(made, "greedy", effort=_PLAN_EFFORT)
 
 
-def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:
-    """The stages as they were given, or those of a whole model."""
+def _modules(
+    stages: Sequence[nn.Module] | nn.Module, num_stages: int, data: tuple[Any, Shape, int, int, DataOptions]
+) -> Sequence[nn.Module]:
+    """The stages as they were given, or those of a whole model, cut by what its layers compute for the first micro-batch."""
     if isinstance(stages, nn.ModuleList):
         return list(stages)
-    return cut(stages, stages=num_stages) if isinstance(stages, nn.Module) else stages
+    if not isinstance(stages, nn.Module):
+        return stages
+    if any(isinstance(part, _ConvNd) for part in stages.modules()):  # whose weights say little of what they cost
+        with suppress(Exception):  # the job says later, in a sentence, what is wrong with data or model
+            dataset, shape, samples, seed, options = data
+            if is_loader(dataset):
+                dataset, samples, options = unwrapped(dataset, samples, options)
+            inputs, _ = micro_batches_of(dataset, shape, samples, seed, options).get(0, 0, 0)
+            return cut(stages, stages=num_stages, sample=inputs)
+    return cut(stages, stages=num_stages)
 
 
 def _with_plan_source(options: TrainOptions, plan: Plan) -> TrainOptions:
