@@ -90,8 +90,7 @@ def test_a_whole_model_with_convolutions_is_cut_by_what_they_compute():
     images = [(torch.ones(1, 16, 16), torch.zeros(16)) for _ in range(16)]
     model = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 1, 1), nn.Flatten(), nn.Linear(256, 16))
     for data in (images, torch.utils.data.DataLoader(images, batch_size=2)):
-        given = data, recycle.Shape(2, 2, 2), 2, 0, recycle.DataOptions()
-        assert [len(stage) for stage in _modules(model, 2, given)] == [2, 2]
+        assert [len(stage) for stage in _modules(model, recycle.Shape(2, 2, 2), data, 2, recycle.TrainOptions())] == [2, 2]
     assert [len(stage) for stage in recycle.cut(model, stages=2)] == [3, 1]
 
 

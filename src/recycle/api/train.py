@@ -22,7 +22,6 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.cutting.cut import cut
-from recycle.runtime.data.data_options import DataOptions
 from recycle.runtime.data.make_source import micro_batches_of
 from recycle.runtime.data.torch_loaders import is_loader, unwrapped
 from recycle.runtime.job import Job
@@ -94,8 +93,7 @@ def train(
         3
     """
     made = plan if isinstance(plan, Plan) else _plan_for(plan, options)
-    data = dataset, made.problem.shape, samples, options.seed, options.data
-    modules, options = _modules(stages, made.problem.shape.num_stages, data), _with_plan_source(options, made)
+    modules, options = _modules(stages, made.problem.shape, dataset, samples, options), _with_plan_source(options, made)
     return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
 
 
@@ -139,7 +137,7 @@ def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Pla
 
 
 def _modules(
-    stages: Sequence[nn.Module] | nn.Module, num_stages: int, data: tuple[Any, Shape, int, int, DataOptions]
+    stages: Sequence[nn.Module] | nn.Module, shape: Shape, dataset: Any, samples: int, options: TrainOptions
 ) -> Sequence[nn.Module]:
     """The stages as they were given, or those of a whole model, cut by what its layers compute for the first micro-batch."""
     if isinstance(stages, nn.ModuleList):
@@ -148,12 +146,12 @@ def _modules(
         return stages
     if any(isinstance(part, _ConvNd) for part in stages.modules()):  # whose weights say little of what they cost
         with suppress(Exception):  # the job says later, in a sentence, what is wrong with data or model
-            dataset, shape, samples, seed, options = data
+            data = options.data
             if is_loader(dataset):
-                dataset, samples, options = unwrapped(dataset, samples, options)
-            inputs, _ = micro_batches_of(dataset, shape, samples, seed, options).get(0, 0, 0)
-            return cut(stages, stages=num_stages, sample=inputs)
-    return cut(stages, stages=num_stages)
+                dataset, samples, data = unwrapped(dataset, samples, data)
+            inputs, _ = micro_batches_of(dataset, shape, samples, options.seed, data).get(0, 0, 0)
+            return cut(stages, stages=shape.num_stages, sample=inputs)
+    return cut(stages, stages=shape.num_stages)
 
 
 def _with_plan_source(options: TrainOptions, plan: Plan) -> TrainOptions:
