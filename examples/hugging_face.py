@@ -122,5 +122,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":  # every worker process imports this file, and must not train by itself
+if __name__ == "__main__":  # the recycle command and the agents import this file for its function job
     raise SystemExit(main())

@@ -110,5 +110,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if is_same else 1
 
 
-if __name__ == "__main__":  # every worker process imports this file, and must not train by itself
+if __name__ == "__main__":  # the recycle command and the agents import this file for its function job
     raise SystemExit(main())

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from recycle.runtime.data.data_options import DataOptions, Padding
     from recycle.runtime.data.packing import pack
     from recycle.runtime.job import Job
-    from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
+    from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, ShowOptions, TrainOptions
     from recycle.sim.campaign.campaign import simulate
     from recycle.sim.job import simulated_job
     from recycle.sim.replay.replay import Conditions, replay
@@ -81,6 +81,7 @@ _FOUND_IN = {
     "Planner": "planner.live_planner",
     "recut": "runtime.cutting.cut",
     "replay": "sim.replay.replay",
+    "ShowOptions": "runtime.options",
     "TensorBoardLogger": "loggers.tensorboard_logger",
     "train": "api.train",
     "TorchSchedule": "runtime.compute.learning_rate",
@@ -108,6 +109,7 @@ __all__ = [
     "Problem",
     "Profile",
     "Shape",
+    "ShowOptions",
     "Techniques",
     "TensorBoardLogger",
     "TorchSchedule",

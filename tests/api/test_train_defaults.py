@@ -83,6 +83,17 @@ def test_a_run_that_shall_not_recover_ends_with_the_first_death():
         train(steps=400, out=None, options=options, watch=KillAt("W1_1", 3))
 
 
+def test_a_whole_model_with_convolutions_is_cut_by_what_they_compute():
+    """The layers multiply 2304, 9216, 0 and 4096 times for a sample, but have 36, 144, 0 and 4096 weights."""
+    from recycle.api.train import _modules
+
+    images = [(torch.ones(1, 16, 16), torch.zeros(16)) for _ in range(16)]
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 1, 1), nn.Flatten(), nn.Linear(256, 16))
+    for data in (images, torch.utils.data.DataLoader(images, batch_size=2)):
+        assert [len(stage) for stage in _modules(model, recycle.Shape(2, 2, 2), data, 2, recycle.TrainOptions())] == [2, 2]
+    assert [len(stage) for stage in recycle.cut(model, stages=2)] == [3, 1]
+
+
 def test_a_shape_a_tuple_and_a_plan_train_the_same():
     options = recycle.TrainOptions(quiet=True, is_exact=True)
     shapes = (2, 2, 2), recycle.Shape(2, 2, 2), greedy_plan((2, 2, 2))

@@ -64,7 +64,7 @@ def explains_itself(example, capsys, tmp_path):
 
 def test_the_snippets_of_the_guide_run_one_after_the_other(tmp_path):
     script, *rest = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
-    assert len(rest) == 6
+    assert len(rest) == 7
     whole = "\n".join([script, *rest])
     (tmp_path / "mine.py").write_text(whole, encoding="utf-8")
     printed = run("mine.py", folder=tmp_path)

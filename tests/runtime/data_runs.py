@@ -53,6 +53,27 @@ class Sentences:
         return ids, ids.roll(-1)
 
 
+class Embedded(nn.Module):
+    """The first stage of a model of packed sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(20, WIDTH), nn.Embedding(9, WIDTH)
+
+    def forward(self, given):
+        return (self.tokens(given["input_ids"]) + self.positions(given["position_ids"])).tanh()
+
+
+def packed_stages():
+    torch.manual_seed(4)
+    return [Embedded(), nn.Linear(WIDTH, 20)]
+
+
+def packed():
+    """The sequences, one behind the other, in samples of eight tokens."""
+    return recycle.pack([ids.tolist() for ids, _ in map(Sentences().__getitem__, range(40))], 8)
+
+
 def run(dataset, *lines, steps=6, data=None, out=None, resume=False, every=0, model=stages, loss=nn.functional.mse_loss):
     """Train on `dataset` with workers that fail by the script `lines`; return the summary."""
     wanted = problem()

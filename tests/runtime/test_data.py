@@ -2,16 +2,20 @@
 
 import shutil
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recycle import DataOptions, Padding
-from recycle.core.errors import DataFailed
+from recycle.core.errors import DataFailed, NoCheckpoint
 from recycle.runtime.checkpoint.files import find_checkpoints, read_checkpoint
 from recycle.runtime.data.make_source import micro_batches_of
 from tests.runtime.data_runs import (
@@ -24,6 +28,8 @@ from tests.runtime.data_runs import (
     Stateful,
     hugging_face,
     joined_rows,
+    packed,
+    packed_stages,
     problem,
     run,
     sgd,
@@ -34,37 +40,59 @@ from tests.runtime.data_runs import (
 STEPS = 6
 
 
-def at_step(folder, copy, num_steps):
-    """A copy of a run folder as it was when it was killed after so many steps."""
+def at_step(folder, copy, num_steps, every=1):
+    """A copy of a run folder as it was when it was killed after so many steps, with a checkpoint `every` so many."""
     shutil.copytree(folder, copy)
     for found, path in find_checkpoints(copy / "checkpoints").items():
-        if found > num_steps:
+        if found > num_steps or found % every:
             shutil.rmtree(path)
     return copy
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Data of one kind, in so many parts of a stream, how they are read, and what trains on them."""
+
+    make: Callable[[], Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    num_parts: int = 0
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, *lines, loader_processes=0, **how):
+        data = DataOptions(loader_processes, **self.options)
+        return run(self.make(), *lines, steps=STEPS, data=data, **self.model, **how)
+
+
+def stateful_loader():
+    return StatefulDataLoader(Augmented(), SAMPLES, shuffle=True, generator=torch.Generator().manual_seed(2))
+
+
+TOKENS = {"model": token_stages, "loss": token_loss}
 KINDS = {
-    "map-style": (Augmented, {}),
-    "stream without state": (Counted, {}),
-    "stream with state": (Stateful, {}),
-    "Hugging Face": (hugging_face, {"collate": joined_rows}),
-    "stream that repeats": (lambda: Counted(50), {"repeats": True}),
+    "map-style": Kind(Augmented),
+    "stateful loader": Kind(stateful_loader),
+    "stream without state": Kind(Counted, num_parts=1),
+    "stream with state": Kind(Stateful, num_parts=6),
+    "Hugging Face": Kind(hugging_face, {"collate": joined_rows}, 6),
+    "stream that repeats": Kind(partial(Counted, 50), {"repeats": True}, 1),
+    "padded": Kind(Sentences, {"padding": Padding(12)}, model=TOKENS),
+    "packed": Kind(packed, {"repeats": True}, 2, {"model": packed_stages, "loss": token_loss}),
 }
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def undisturbed(request, tmp_path_factory):
-    """A run without loader processes, with a checkpoint of every step; and how to run on the same data."""
-    make, options = KINDS[request.param]
+    """A run without loader processes, with a checkpoint of every step; its folder, and the kind of its data."""
+    kind = KINDS[request.param]
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    trained = run(make(), steps=STEPS, out=folder, every=1, data=DataOptions(**options))
+    trained = kind.run(out=folder, every=1)
     assert len(trained.losses) == STEPS
-    return trained, folder, make, options
+    return trained, folder, kind
 
 
 def test_loader_processes_change_no_sample_and_neither_do_workers_that_die(undisturbed):
-    twin, _, make, options = undisturbed
-    trained = run(make(), "kill W0_0@2:first", "kill W1_1@4:reduce", steps=STEPS, data=DataOptions(2, **options))
+    twin, _, kind = undisturbed
+    trained = kind.run("kill W0_0@2:first", "kill W1_1@4:reduce", loader_processes=2)
     assert len([each for each in trained.recoveries if not each.joins]) == 2
     assert trained.weights_sha256 == twin.weights_sha256
     assert trained.losses == twin.losses
@@ -72,40 +100,68 @@ def test_loader_processes_change_no_sample_and_neither_do_workers_that_die(undis
 
 @pytest.mark.parametrize("killed_after", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 5)), 4])
 def test_a_run_that_was_killed_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path, killed_after):
-    twin, folder, make, options = undisturbed
+    twin, folder, kind = undisturbed
     copy = at_step(folder, tmp_path / "killed", killed_after)
-    how = {"steps": STEPS, "out": copy, "resume": True, "data": DataOptions(1, **options)}
-    trained = run(make(), "kill W1_0@5:last", **how)
+    trained = kind.run("kill W1_0@5:last", out=copy, resume=True, loader_processes=1)
     assert trained.weights_sha256 == twin.weights_sha256
     assert trained.losses == twin.losses
 
 
+def test_a_run_that_was_killed_between_two_checkpoints_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path):
+    """There is one of step 3 only, and the run was in step 6: loader processes have read far ahead of it."""
+    twin, folder, kind = undisturbed
+    copy = at_step(folder, tmp_path / "killed", 5, every=3)
+    trained = kind.run("kill W1_1@5:first", out=copy, resume=True, every=3, loader_processes=1)
+    assert trained.weights_sha256 == twin.weights_sha256
+    assert trained.losses == twin.losses
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_with_the_samples_of_its_twin(undisturbed, tmp_path):
+    twin, folder, kind = undisturbed
+    copy = at_step(folder, tmp_path / "killed", 0)
+    with pytest.raises(NoCheckpoint, match="start the run anew, without resuming"):
+        kind.run(out=copy, resume=True)
+    assert kind.run(out=copy).losses == twin.losses
+
+
 @pytest.mark.slow
-def test_a_job_whose_processes_are_all_killed_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path):
+@pytest.mark.parametrize(("every", "killed_in"), [(1, 3), (1, 5), (3, 2), (3, 5)])
+def test_a_job_whose_processes_are_all_killed_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path, every, killed_in):
     """They are killed within a step, in which one of them is late: loader processes have read ahead of the last checkpoint."""
-    twin, _, make, options = undisturbed
-    killed_in = 5 if options else 3
-    how = {"steps": STEPS, "out": tmp_path / "run", "every": 1, "data": DataOptions(2, **options)}
-    job = get_context("spawn").Process(target=run, args=(make(), f"slow W0_1@{killed_in}:last+3s"), kwargs=how)
+    twin, _, kind = undisturbed
+    how = {"out": tmp_path / "run", "every": every, "loader_processes": 2}
+    job = get_context("spawn").Process(target=kind.run, args=(f"slow W0_1@{killed_in}:last+10s",), kwargs=how)
     job.start()
     try:
         deadline = time.monotonic() + 120
-        while killed_in - 2 not in find_checkpoints(tmp_path / "run" / "checkpoints"):
-            assert time.monotonic() < deadline, "there is no checkpoint"
+        while num_steps_recorded(tmp_path / "run") < killed_in - 2 or not has_checkpoint(tmp_path / "run", killed_in - 2, every):
+            assert time.monotonic() < deadline, "the step does not come"
             time.sleep(0.05)
     finally:
         job.kill()
         job.join()
-    trained = run(make(), **how, resume=True)
+    saved = find_checkpoints(tmp_path / "run" / "checkpoints")
+    assert max(saved, default=0) < STEPS
+    trained = kind.run(**how, resume=bool(saved))
     assert trained.weights_sha256 == twin.weights_sha256
     assert trained.losses == twin.losses
 
 
+def num_steps_recorded(folder):
+    path = folder / "record.jsonl"
+    return path.read_text().count('"event":"step"') if path.exists() else -1
+
+
+def has_checkpoint(folder, num_steps, every):
+    """Whether the last checkpoint that is due at this step is there."""
+    due = num_steps // every * every
+    return not due or due in find_checkpoints(folder / "checkpoints")
+
+
 def test_a_checkpoint_has_the_positions_of_all_parts_of_a_stream(undisturbed):
-    _, folder, make, _ = undisturbed
+    _, folder, kind = undisturbed
     found = read_checkpoint(folder / "checkpoints" / "step-00000003").positions
-    parts = {Stateful: 6, hugging_face: 6, Augmented: 0}.get(make, 1)
-    assert sorted(found) == [str(part) for part in range(parts)]
+    assert sorted(found) == [str(part) for part in range(kind.num_parts)]
 
 
 def test_micro_batches_of_different_lengths_pass_between_stages():

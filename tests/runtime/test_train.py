@@ -147,14 +147,6 @@ def test_watch_gets_the_record_event_by_event(tmp_path):
     assert [event.loss for event in events if isinstance(event, Stepped)] == list(made.losses)
 
 
-def test_an_error_in_watch_ends_the_run_and_leaves_no_process():
-    def watch(event):
-        raise ZeroDivisionError("from outside")
-
-    with pytest.raises(ZeroDivisionError, match="from outside"):
-        train(watch=watch)
-
-
 def test_it_goes_on_bit_for_bit_by_another_plan(tmp_path):
     straight = train(is_exact=True, steps=4, optimizer=adamw)
     train(is_exact=True, steps=2, optimizer=adamw, out=tmp_path)

@@ -1,20 +1,19 @@
 """`recycle.train`, which trains a model on this machine: it survives failures, shows its progress and records the run."""
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
+from recycle.api.shown_run import refuse_unshowable, shown_run
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.core.events.record import Event
-from recycle.core.plans.carried_by_stage import carried_by_stage
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.runtime.callbacks.protocol import Callback
@@ -23,6 +22,8 @@ from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.cutting.cut import cut
+from recycle.runtime.data.make_source import micro_batches_of
+from recycle.runtime.data.torch_loaders import is_loader, unwrapped
 from recycle.runtime.job import Job
 from recycle.runtime.job_checks import doubts_about, refuse_changing_data, refuse_float16_parameters, refuse_unusable_optimizer
 from recycle.runtime.launch.local_launcher import Watch
@@ -70,7 +71,7 @@ def train(
         out: The run folder: plans, a record that grows while the run goes on, summary and checkpoints. In the place of `{number}`
             comes the first number that is free. None: nothing is written.
         options: Everything else: seed, exact sums, clipping, schedule, precision, device, checkpoints, failures, what is shown.
-        watch: Called in this process with every event of the record.
+        watch: Called in this process with every event of the record. An error that it raises is a warning.
         callbacks: Objects that are called with every step, evaluation, recovery and checkpoint, such as `recycle.CsvLogger`.
 
     Returns:
@@ -92,7 +93,7 @@ def train(
         3
     """
     made = plan if isinstance(plan, Plan) else _plan_for(plan, options)
-    modules, options = _modules(stages, made.problem.shape.num_stages), _with_plan_source(options, made)
+    modules, options = _modules(stages, made.problem.shape, dataset, samples, options), _with_plan_source(options, made)
     return _run(Job(made, modules, dataset, loss, optimizer, steps, samples, out, options), watch, callbacks)
 
 
@@ -100,14 +101,15 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     """Check a job, launch it, and show and record what happens."""
     if job.options.checkpoint.resume and NUMBER in str(job.out):
         raise UserError("resume goes on in a run folder: name it with out")
+    refuse_unshowable(job)
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
     refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
-    with _run_folder(job.out) as folder, _shown(job, watch, folder) as observe:
-        say = partial(print, "warning:", file=sys.stderr, flush=True) if not job.options.quiet else lambda sentence: None
-        trained = launch_watched(replace(job, out=folder), observe, callbacks, say)
+    with _run_folder(job.out) as folder, shown_run(job, folder) as view:
+        observers = {"watch": watch, **view.observers}
+        trained = launch_watched(replace(job, out=folder), observers, callbacks, view.warn, view.injections)
     for sentence in trained.warnings if job.options.quiet else ():
         warnings.warn(sentence, stacklevel=3)
     return replace(trained, out=folder)
@@ -134,11 +136,22 @@ def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Pla
     return solve(made, "greedy", effort=_PLAN_EFFORT)
 
 
-def _modules(stages: Sequence[nn.Module] | nn.Module, num_stages: int) -> Sequence[nn.Module]:
-    """The stages as they were given, or those of a whole model."""
+def _modules(
+    stages: Sequence[nn.Module] | nn.Module, shape: Shape, dataset: Any, samples: int, options: TrainOptions
+) -> Sequence[nn.Module]:
+    """The stages as they were given, or those of a whole model, cut by what its layers compute for the first micro-batch."""
     if isinstance(stages, nn.ModuleList):
         return list(stages)
-    return cut(stages, stages=num_stages) if isinstance(stages, nn.Module) else stages
+    if not isinstance(stages, nn.Module):
+        return stages
+    if any(isinstance(part, _ConvNd) for part in stages.modules()):  # whose weights say little of what they cost
+        with suppress(Exception):  # the job says later, in a sentence, what is wrong with data or model
+            data = options.data
+            if is_loader(dataset):
+                dataset, samples, data = unwrapped(dataset, samples, data)
+            inputs, _ = micro_batches_of(dataset, shape, samples, options.seed, data).get(0, 0, 0)
+            return cut(stages, stages=shape.num_stages, sample=inputs)
+    return cut(stages, stages=shape.num_stages)
 
 
 def _with_plan_source(options: TrainOptions, plan: Plan) -> TrainOptions:
@@ -164,32 +177,3 @@ def _run_folder(out: Path | str | None) -> Iterator[Path | None]:
     finally:
         with suppress(OSError):
             folder.rmdir()
-
-
-@contextmanager
-def _shown(job: Job, watch: Watch, folder: Path | None) -> Iterator[Watch]:
-    """A function that gives every event to the live view, to Prometheus and to the user's own function."""
-    observers = [watch]
-    with ExitStack() as stack:
-        if job.options.metrics_port:
-            from recycle.cli.training.metrics_server import RunCollector, serve_metrics
-
-            collector = RunCollector()
-            stack.enter_context(serve_metrics(job.options.metrics_port, collector))
-            observers.append(collector.on_event)
-        if not job.options.quiet:
-            from recycle.cli.live.live_view import LiveView
-
-            cluster = job.first_plan.problem.cluster
-            view = stack.enter_context(
-                LiveView(job.steps, cluster.shape, cluster.failed, carried=carried_by_stage(job.first_plan))
-            )
-            if folder is not None:
-                view.say(f"the run is recorded in {folder}: recycle report {folder} shows it")
-            observers.append(view.observe)
-
-        def observe(event: Event) -> None:
-            for each in observers:
-                each(event)
-
-        yield observe

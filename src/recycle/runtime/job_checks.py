@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from recycle.core.errors import UserError
 from recycle.runtime.boundary.nests import Nest, tensors_in
+from recycle.runtime.compute.microbatches import HALVES, read_part
 from recycle.runtime.job import Job
 
 
@@ -22,6 +23,14 @@ def refuse_changing_data(job: Job) -> None:
             "the dataset gives other samples when it is asked again for the same numbers, but another worker must get the same: "
             "draw random numbers from the generators of torch, random or numpy, which are seeded for every sample"
         )
+    if getattr(job.microbatches, "has_halves", False):
+        for takes, name, whole in zip(((True, False), (False, True)), HALVES, once, strict=True):
+            half = read_part(job.microbatches, (0, 0, 0), takes)[takes[1]]
+            if not _is_equal(half, whole):
+                raise UserError(
+                    f"the method {name} of the dataset makes something else than dataset[number] has as its {name}: make both "
+                    "alike, or leave the method out"
+                )
 
 
 def refuse_unusable_optimizer(job: Job) -> None:

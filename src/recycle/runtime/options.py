@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,6 +130,43 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """How `recycle.train` shows a run, and where it sends what it knows of it.
+
+    Attributes:
+        json_lines: A line of JSON for every event but ops is printed on the error stream, instead of the live view.
+        metrics_port: The port of this machine at which Prometheus is answered; 0 is none.
+        metrics_host: The address for Prometheus; 0.0.0.0 is every one of this machine.
+        otlp: The OpenTelemetry collector that gets metrics, epochs and recoveries, as http://HOST:4318; empty is none.
+        dashboard: The port at which a page in the browser about this run is served while it goes on; 0 is any free port, None no
+            page. It needs a run folder, and the extra `dashboard`.
+        dashboard_host: The address on which the page is served; 0.0.0.0 is every one of this machine.
+        dashboard_token_file: The file with what a browser must know to read the page; made if there is none. None makes one up.
+        dashboard_names: Names by which browsers reach the page, as that of a proxy with TLS.
+        allow_injection: Whether whoever opens the page can kill, hang, slow and start workers.
+
+    Raises:
+        UserError: An option has a value that cannot be used.
+    """
+
+    json_lines: bool = False
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    otlp: str = ""
+    dashboard: int | None = None
+    dashboard_host: str = "127.0.0.1"
+    dashboard_token_file: Path | None = None
+    dashboard_names: tuple[str, ...] = ()
+    allow_injection: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_count("the port for Prometheus", self.metrics_port, 0)
+        refuse_count("the port of the page", self.dashboard or 0, 0)
+        if self.allow_injection and self.dashboard is None:
+            raise UserError("allow_injection is for the page of a run: give the port of the page with dashboard, too")
+
+
+@dataclass(frozen=True, slots=True)
 class TrainOptions:
     """How a job trains, apart from the few things that every job names itself.
 
@@ -140,7 +178,7 @@ class TrainOptions:
         sum_dtype: The type in which gradients are summed.
         autocast: The type in which ops compute by autocast; None switches autocast off.
         activation_checkpointing: Keep only the inputs of layers, and compute the layers again in the backward pass: less memory,
-            for about a third more work. Weights stay the same; with `is_exact`, bit for bit.
+            but every forward op runs twice. Weights stay the same; with `is_exact`, bit for bit.
         compile_backend: The backend of `torch.compile` that compiles layers, such as "inductor"; empty compiles nothing.
         loss_scale: How the scale of the loss changes; it is used if `autocast` is float16.
         lean_steps: Whether a staggered step, which may be taken back, copies the parameters alone and is computed twice. Without
@@ -156,8 +194,8 @@ class TrainOptions:
         checkpoint: When checkpoints are written, and whether the run is resumed.
         run_folder: What else the run folder holds.
         failures: How failures are survived, and which are injected.
-        quiet: `recycle.train` shows nothing; warnings of the run are then Python's warnings.
-        metrics_port: The port of this machine at which `recycle.train` answers Prometheus; 0 is none.
+        quiet: `recycle.train` prints nothing; warnings of the run are then Python's warnings.
+        show: What `recycle.train` shows and serves: a page in the browser, metrics, lines of JSON.
 
     Raises:
         UserError: An option has a value that cannot be used.
@@ -185,7 +223,7 @@ class TrainOptions:
     run_folder: RunFolderOptions = field(default_factory=RunFolderOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
     quiet: bool = False
-    metrics_port: int = 0
+    show: ShowOptions = field(default_factory=ShowOptions)
 
     @property
     def ops(self) -> OpOptions:
@@ -202,7 +240,6 @@ class TrainOptions:
         return self.device != "cpu" if self.lean_steps is None else self.lean_steps
 
     def __post_init__(self) -> None:
-        refuse_count("the port for Prometheus", self.metrics_port, 0)
         refuse_count("the seed", self.seed, 0)
         refuse_count("the number of shared layers", self.shared_layers, 0)
         if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and 0 < self.max_norm < math.inf):

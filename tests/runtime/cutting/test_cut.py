@@ -57,6 +57,22 @@ def test_parameters_are_the_models_own_under_its_own_names(name):
     assert [tie.stages for tie in ties] == ([(0, 2)] if model.config.tie_word_embeddings else [])
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_packed_sequences_do_not_see_each_other(name):
+    """Neither in a cut model nor, without a cache, in the whole one: the logits of each are those of it alone."""
+    model = make_model(name).eval()
+    (packed,) = recycle.pack([[3, 1, 4, 1, 5], [9, 2, 6]], 8)
+    at = packed["position_ids"].tolist().index(0, 1)
+    row = {key: packed[key][None] for key in ("input_ids", "position_ids")}
+    with torch.no_grad():
+        made = run(recycle.cut(model, stages=3), row)[0]
+        alone = [model(packed["input_ids"][part][None]).logits[0] for part in (slice(0, at), slice(at, 8))]
+        whole, cached = (model(**row, use_cache=has_cache).logits[0] for has_cache in (False, True))
+    assert torch.allclose(made, torch.cat(alone), atol=1e-6)
+    assert torch.allclose(whole, made, atol=1e-6)
+    assert not torch.allclose(cached, made, atol=1e-3), "then the guide need not warn of it"
+
+
 def test_the_layers_of_a_model_may_be_cut_anywhere():
     model = make_model("llama")
     for cuts in ([1], [4], [2, 3], [1, 2, 3, 4]):

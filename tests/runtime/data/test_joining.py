@@ -5,7 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import sampler as torchdata_sampler
 
 import recycle
 from recycle import DataOptions, Padding, UserError
@@ -143,13 +145,101 @@ def test_a_sampler_says_the_order_of_every_pass():
         micro_batches_of(data, SHAPE, 2, 3, DataOptions(order=lambda seed, data_pass: range(3))).get(0, 0, 0)
 
 
-def test_a_loader_of_torch_stands_for_its_parts():
-    data = TensorDataset(torch.arange(8), torch.arange(8))
-    found, samples, options = unwrapped(DataLoader(data, batch_size=4, num_workers=2, collate_fn=collated), 1, DataOptions())
-    assert (found, samples) == (data, 4)
+DATA = TensorDataset(torch.arange(8), torch.arange(8))
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_loader_stands_for_its_parts(kind):
+    found, samples, options = unwrapped(kind(DATA, batch_size=4, num_workers=2, collate_fn=collated), 1, DataOptions())
+    assert (found, samples) == (DATA, 4)
     assert options == DataOptions(2, collate=collated, order="sequential")
-    _, _, options = unwrapped(DataLoader(data, batch_size=4, shuffle=True), 4, DataOptions(3))
+    _, _, options = unwrapped(kind(DATA, batch_size=4, shuffle=True), 4, DataOptions(3))
     assert options == DataOptions(3)
+
+
+def passes(loader, num_passes, length, seed=3):
+    """The samples of the first passes over the data of a loader, in micro-batches of two, two a step."""
+    data, samples, options = unwrapped(loader, 2, DataOptions())
+    source = micro_batches_of(data, SHAPE, samples, seed, options)
+    numbers = [each for step in range(num_passes * length // 4) for index in (0, 1) for each in source.numbers(step, 0, index)]
+    return [numbers[first : first + length] for first in range(0, len(numbers), length)]
+
+
+SAMPLERS = [(DataLoader, RandomSampler), (StatefulDataLoader, torchdata_sampler.RandomSampler)]
+
+
+@pytest.mark.parametrize(("kind", "sampler"), SAMPLERS)
+def test_a_random_sampler_keeps_its_number_of_samples(kind, sampler):
+    few = passes(kind(DATA, batch_size=2, sampler=sampler(DATA, num_samples=4)), 30, 4)
+    assert all(len(set(each)) == 4 for each in few)
+    assert {number for each in few for number in each} == set(range(8))
+    many = passes(kind(DATA, batch_size=2, sampler=sampler(DATA, num_samples=12)), 4, 12)
+    assert all(sorted(each[:8]) == list(range(8)) and len(set(each[8:])) == 4 for each in many)
+    assert len(set(map(tuple, many))) == 4
+
+
+@pytest.mark.parametrize(("kind", "sampler"), SAMPLERS)
+def test_a_random_sampler_keeps_its_replacement(kind, sampler):
+    drawn = passes(kind(DATA, batch_size=2, sampler=sampler(DATA, replacement=True)), 30, 8)
+    assert any(len(set(each)) < 8 for each in drawn)
+    counts = Counter(number for each in drawn for number in each)
+    assert sorted(counts) == list(range(8))
+    assert max(counts.values()) < 60, "30 are expected of each"
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_the_generator_of_a_loader_decides_its_order(kind):
+    def shuffled_by(generator, seed=3):
+        return passes(kind(DATA, batch_size=2, shuffle=True, generator=generator), 3, 8, seed)
+
+    one, again, other = (shuffled_by(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+    assert all(sorted(each) == list(range(8)) for each in one)
+    assert shuffled_by(torch.Generator().manual_seed(1), seed=4) == one, "the seed of the job decides where there is no other"
+    used = torch.Generator().manual_seed(1)
+    torch.randperm(3, generator=used)
+    assert shuffled_by(used) != one
+    assert shuffled_by(None) == shuffled_by(None)
+
+
+@pytest.mark.parametrize(("kind", "sampler"), SAMPLERS)
+def test_the_generator_of_a_sampler_decides_its_order(kind, sampler):
+    def sampled_by(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return passes(kind(DATA, batch_size=2, sampler=sampler(DATA, generator=generator)), 3, 8)
+
+    assert sampled_by(1) == sampled_by(1)
+    assert sampled_by(1) != sampled_by(2)
+
+
+def test_samplers_say_what_they_are_so_that_a_run_is_not_resumed_with_others():
+    """A checkpoint has the text of the data, and is refused by a job with another one."""
+    texts = set()
+    for options in ({}, {"num_samples": 4}, {"replacement": True}, {"generator": torch.Generator().manual_seed(1)}):
+        data, samples, found = unwrapped(DataLoader(DATA, 2, sampler=RandomSampler(DATA, **options)), 2, DataOptions())
+        texts.add(repr(micro_batches_of(data, SHAPE, samples, 3, found)))
+    assert len(texts) == 4
+
+
+def test_a_sampler_that_draws_too_little_is_told():
+    loader = DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, num_samples=3))
+    with pytest.raises(UserError, match=r"^one step needs 4 samples .*, but the sampler of the loader draws 3: give more data"):
+        passes(loader, 1, 4)
+
+
+@pytest.mark.parametrize("before_state", [False, True])
+def test_a_loader_that_was_restored_to_a_position_is_refused(before_state):
+    loader = StatefulDataLoader(DATA, batch_size=2, shuffle=True)
+    assert unwrapped(loader, 2, DataOptions())[1] == 2
+    next(iter(loader))
+    assert unwrapped(loader, 2, DataOptions())[1] == 2, "another iterator begins anew"
+    restored = StatefulDataLoader(DATA, batch_size=2, shuffle=True)
+    restored.load_state_dict(loader.state_dict())
+    if before_state:
+        restored.state_dict()
+    with pytest.raises(UserError, match=r"^the loader was restored to a position .*: give a new loader, and resume with Check"):
+        unwrapped(restored, 2, DataOptions())
 
 
 @pytest.mark.parametrize(
@@ -158,17 +248,15 @@ def test_a_loader_of_torch_stands_for_its_parts():
         ({"batch_size": 3}, "the job has 2 samples in a micro-batch, but its loader a batch_size of 3"),
         ({"batch_size": None}, "the loader has no batch_size"),
         ({"batch_sampler": BatchSampler(RandomSampler(range(8)), 2, False)}, "the loader has no batch_size"),
-        (
-            {"batch_size": 2, "sampler": RandomSampler(range(8), True)},
-            "the loader has a RandomSampler, whose order another worker",
-        ),
+        ({"batch_size": 2, "sampler": SubsetRandomSampler(range(4))}, "has a SubsetRandomSampler, whose order another worker"),
+        ({"batch_size": 2, "sampler": RandomSampler(range(4))}, "draws from 4 samples, but the dataset has 8"),
         ({"batch_size": 2, "worker_init_fn": print}, "the loader has a worker_init_fn"),
     ],
 )
-def test_a_loader_with_ways_of_its_own_is_refused(options, sentence):
-    loader = DataLoader(TensorDataset(torch.arange(8), torch.arange(8)), **options)
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_loader_with_ways_of_its_own_is_refused(kind, options, sentence):
     with pytest.raises(UserError, match=sentence):
-        unwrapped(loader, 2, DataOptions())
+        unwrapped(kind(DATA, **options), 2, DataOptions())
 
 
 class Texts:

@@ -213,6 +213,20 @@ def test_what_can_be_read_only_once_is_refused():
         batches(each for each in range(3))
 
 
+def test_a_stream_that_was_restored_to_a_position_is_refused():
+    rows = hugging_face(6)
+    next(iter(rows))
+    restored = hugging_face(6)
+    restored.load_state_dict(rows.state_dict())
+    loader = StatefulDataLoader(hugging_face(6), batch_size=BATCH)
+    next(iter(loader))
+    of_loader = StatefulDataLoader(hugging_face(6), batch_size=BATCH)
+    of_loader.load_state_dict(loader.state_dict())
+    for data in (restored, of_loader):
+        with pytest.raises(UserError, match="was restored to a position with load_state_dict, but a run begins"):
+            batches(data)
+
+
 def test_a_state_that_cannot_be_read_safely_is_left_out():
     class Odd:
         pass

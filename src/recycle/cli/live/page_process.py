@@ -23,6 +23,17 @@ START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class PageRequest:
+    """A page that is asked for: its port and address, the file of its token, whether it may ask for failures, and its names."""
+
+    port: int
+    host: str = "127.0.0.1"
+    token_file: Path | None = None
+    allows_injection: bool = False
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunPage:
     """A page that is served: a sentence that says where, and the pipe over which it asks for failures, if it may."""
 
@@ -61,13 +72,21 @@ def served_page(args: argparse.Namespace, out: Path | None) -> Iterator[RunPage 
     if args.dashboard is None or out is None:
         yield None
         return
-    allows = getattr(args, "allow_injection", False)
+    token, allows = args.dashboard_token_file, getattr(args, "allow_injection", False)
+    request = PageRequest(args.dashboard, args.dashboard_host, token, allows, tuple(args.dashboard_name))
+    with page_of_run(request, out) as page:
+        yield page
+
+
+@contextmanager
+def page_of_run(request: PageRequest, out: Path) -> Iterator[RunPage]:
+    """The page of the run in `out`, served by a process of its own until the block ends."""
     ours, theirs = Pipe()
     with ours, theirs:
-        process, address = _started(args, out, theirs.fileno(), allows)
+        process, address = _started(request, out, theirs.fileno())
         theirs.close()
         try:
-            yield RunPage(f"the page of this run: {address}", ours if allows else None)
+            yield RunPage(f"the page of this run: {address}", ours if request.allows_injection else None)
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -77,10 +96,10 @@ def served_page(args: argparse.Namespace, out: Path | None) -> Iterator[RunPage 
                 process.wait()
 
 
-def _started(args: argparse.Namespace, out: Path, pipe: int, allows_injection: bool) -> tuple["subprocess.Popen[str]", str]:
+def _started(request: PageRequest, out: Path, pipe: int) -> tuple["subprocess.Popen[str]", str]:
     """The server and its address. The page of a coordinator that was killed holds the port a moment longer than it."""
     for is_last in (False, True):
-        process = _start(args, out, pipe, allows_injection)
+        process = _start(request, out, pipe)
         try:
             return process, _first_line(process)
         except UserError as problem:
@@ -91,12 +110,12 @@ def _started(args: argparse.Namespace, out: Path, pipe: int, allows_injection: b
     raise AssertionError("the last try returns or raises")
 
 
-def _start(args: argparse.Namespace, out: Path, pipe: int, allows_injection: bool) -> "subprocess.Popen[str]":
+def _start(request: PageRequest, out: Path, pipe: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "recycle", "dashboard", str(out), "--run-pipe", str(pipe)]
-    command += ["--port", str(args.dashboard), "--host", args.dashboard_host]
-    command += ["--token-file", str(args.dashboard_token_file)] if args.dashboard_token_file is not None else []
-    command += [part for name in args.dashboard_name for part in ("--name", name)]
-    command += ["--allow-injection"] if allows_injection else []
+    command += ["--port", str(request.port), "--host", request.host]
+    command += ["--token-file", str(request.token_file)] if request.token_file is not None else []
+    command += [part for name in request.names for part in ("--name", name)]
+    command += ["--allow-injection"] if request.allows_injection else []
     # In a group of its own: Ctrl-C is for the run, and the page shows its end.
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, **streams, pass_fds=(pipe,), text=True, process_group=0)

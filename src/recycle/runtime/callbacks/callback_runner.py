@@ -51,7 +51,7 @@ class CallbackRunner:
         for callback in callbacks:
             kept_in = _cursor_file(run.folder, callback)
             cursor = self._kept_cursor(callback, kept_in) if isinstance(callback, Logger) else here
-            self._threads.append(CallbackThread(callback, replace(run, num_done=self._num_steps), cursor, self._warn, kept_in))
+            self._threads.append(CallbackThread(callback, replace(run, num_done=self._num_steps), cursor, self.warn, kept_in))
             for delivery in done:  # which a logger may have missed
                 self._threads[-1].put(delivery)
 
@@ -117,7 +117,8 @@ class CallbackRunner:
         if failed := [thread.error for thread in self._threads if thread.error is not None]:
             raise CallbackFailed(f"{failed[0]}; the run ends, because it must not go on without this callback")
 
-    def _warn(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
+        """Print a sentence, and keep it."""
         self.warnings.append(sentence)
         self._say(sentence)
 

@@ -9,7 +9,7 @@ import random
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -25,12 +25,18 @@ from recycle.runtime.compute.seeds import seed_of
 
 _NUM_ROUNDS = 8
 _MASK_64 = (1 << 64) - 1
+HALVES = "inputs", "targets"
+ReadSample = Callable[[int], Any]
+"""Makes a sample, or one half of it, from its number."""
 
 
 class Dataset(Protocol):
     """A map-style data set of pairs (inputs, targets), such as torch's. Each is a tensor or a nest of tensors.
 
     A sample may also be a dict: it is the inputs, without its entry "labels", and these are the targets.
+
+    Optional methods `inputs(number)` and `targets(number)` make one half of a sample. Then the first stage makes no targets, and
+    the last one no inputs, unless samples are padded or collated.
 
     It may have a `fingerprint`, a text that identifies the data: then a run refuses to resume with other data.
     """
@@ -46,6 +52,14 @@ class MicroBatchSource(Protocol):
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]: ...
 
 
+def read_part(source: MicroBatchSource, address: tuple[int, int, int], takes: tuple[bool, bool]) -> tuple[Nest, Nest]:
+    """Inputs and targets of a micro-batch, or one of them, if that is all that is taken and it can be made alone."""
+    if takes[0] == takes[1] or not getattr(source, "has_halves", False):
+        return source.get(*address)
+    half: Nest = source.get_half(*address, HALVES[takes[1]])  # type: ignore[attr-defined]
+    return (half, None) if takes[0] else (None, half)
+
+
 def largest_of(source: MicroBatchSource) -> tuple[Nest, Nest]:
     """A micro-batch of the greatest shapes that a source may make: the first one, if all have the same."""
     made: tuple[Nest, Nest] = source.largest() if hasattr(source, "largest") else source.get(0, 0, 0)
@@ -53,7 +67,9 @@ def largest_of(source: MicroBatchSource) -> tuple[Nest, Nest]:
 
 
 class SampleOrder(Protocol):
-    """The order of samples: the number of the sample at each position of each pass over the data."""
+    """The order of samples: the number of the sample at each position of each pass over the data, of `pass_length` samples."""
+
+    pass_length: int
 
     def sample_at(self, data_pass: int, position: int) -> int: ...
 
@@ -73,10 +89,10 @@ class ShuffledOrder:
     """Every pass has an order of its own, which the seed selects."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
-        self._num_samples, self._seed = num_samples, seed
+        self.pass_length, self._seed = num_samples, seed
 
     def sample_at(self, data_pass: int, position: int) -> int:
-        return shuffled(position, self._num_samples, seed_of(self._seed, "order", data_pass))
+        return shuffled(position, self.pass_length, seed_of(self._seed, "order", data_pass))
 
 
 class StackedSamples:
@@ -129,13 +145,14 @@ class MicroBatches(JoinedMicroBatches):
                 f"the dataset is a {type(dataset).__name__}, but it must be map-style: len(dataset) and dataset[number]"
             )
         self._num_samples = len(dataset)
+        self._order = order or ShuffledOrder(self._num_samples, seed)
         needed = shape.num_chains * microbatch
-        if self._num_samples < needed:
+        if (found := self._order.pass_length) < needed:
+            what = "the dataset has" if found == self._num_samples else "the sampler of the loader draws"
             raise DatasetTooSmall(
                 f"one step needs {needed} samples ({shape.num_pipelines} pipelines of {shape.num_microbatches} micro-batches of "
-                f"{microbatch}), but the dataset has {self._num_samples}: give more data, or make fewer or smaller micro-batches"
+                f"{microbatch}), but {what} {found}: give more data, or make fewer or smaller micro-batches"
             )
-        self._order = order or ShuffledOrder(self._num_samples, seed)
         self._is_shuffled = order is None
 
     def __repr__(self) -> str:
@@ -145,7 +162,19 @@ class MicroBatches(JoinedMicroBatches):
         how += "" if isinstance(self._join, StackedSamples) else f", {self._join!r}"
         return f"micro-batches of {self._microbatch} out of {self._num_samples} samples{known}, seed {self._seed}{how}"
 
-    def _samples(self, step: int, pipeline: int, index: int) -> tuple[list[Any], list[int]]:
+    @property
+    def has_halves(self) -> bool:
+        """Whether inputs and targets can be made alone."""
+        made_by = (getattr(self._dataset, name, None) for name in HALVES)
+        return isinstance(self._join, StackedSamples) and all(map(callable, made_by))
+
+    def get_half(self, step: int, pipeline: int, index: int, name: str) -> Nest:
+        """Return the inputs or the targets of a micro-batch, as `name` says, without the other half."""
+        assert name in HALVES
+        samples, numbers = self._samples(step, pipeline, index, getattr(self._dataset, name))
+        return _joined([_tensors(sample, number) for sample, number in zip(samples, numbers, strict=True)], numbers)
+
+    def _samples(self, step: int, pipeline: int, index: int, read: ReadSample | None = None) -> tuple[list[Any], list[int]]:
         if (found := len(self._dataset)) != self._num_samples:
             raise UserError(
                 f"the dataset had {self._num_samples} samples when the run began, and has {found} now: which sample comes when "
@@ -153,7 +182,7 @@ class MicroBatches(JoinedMicroBatches):
             )
         numbers, first = self.numbers(step, pipeline, index), self._first(step, pipeline, index)
         seeds = [seed_of(self._seed, "sample", first + offset) for offset in range(self._microbatch)]
-        return read_samples(self._dataset, numbers, seeds), numbers
+        return read_samples(read or self._dataset.__getitem__, numbers, seeds), numbers
 
     def numbers(self, step: int, pipeline: int, index: int) -> list[int]:
         """Return the numbers of the samples of micro-batch `index` of `pipeline` in iteration `step`."""
@@ -168,7 +197,7 @@ class MicroBatches(JoinedMicroBatches):
         return (step * self._shape.num_chains + pipeline * self._shape.num_microbatches + index) * self._microbatch
 
     def _sample(self, number: int) -> int:
-        return self._order.sample_at(*divmod(number, self._num_samples))
+        return self._order.sample_at(*divmod(number, self._order.pass_length))
 
 
 class OrderedMicroBatches:
@@ -190,7 +219,7 @@ class OrderedMicroBatches:
 
     def __getitem__(self, number: int) -> tuple[Nest, Nest]:
         numbers = range(number * self._microbatch, (number + 1) * self._microbatch)
-        samples = read_samples(self._dataset, numbers, [seed_of("evaluation", each) for each in numbers])
+        samples = read_samples(self._dataset.__getitem__, numbers, [seed_of("evaluation", each) for each in numbers])
         return self._join.join(samples, numbers)
 
 
@@ -225,16 +254,16 @@ def _outline(nest: Nest) -> object:
     return type(nest)
 
 
-def read_samples(dataset: Dataset, numbers: Sequence[int], seeds: Sequence[int]) -> list[Any]:
+def read_samples(read: ReadSample, numbers: Sequence[int], seeds: Sequence[int]) -> list[Any]:
     """Read samples, each with the generators of torch, Python and NumPy seeded: so a sample may be drawn at random."""
     with generators_kept():
-        return [_read(dataset, number, seed) for number, seed in zip(numbers, seeds, strict=True)]
+        return [_read(read, number, seed) for number, seed in zip(numbers, seeds, strict=True)]
 
 
-def _read(dataset: Dataset, number: int, seed: int) -> Any:
+def _read(read: ReadSample, number: int, seed: int) -> Any:
     seed_generators(seed)
     try:
-        return dataset[number]
+        return read(number)
     except UserError:
         raise
     except Exception as problem:

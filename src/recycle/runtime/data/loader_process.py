@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, get_worker_info
 from recycle.core.errors import UserError
 from recycle.host.process_lifetime import close_inherited_sockets, die_with_parent
 from recycle.host.process_title import set_title
-from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.microbatches import MicroBatchSource, read_part
 
 Address = tuple[int, int, int]
 """Step, pipeline and index of a micro-batch."""
@@ -32,7 +32,7 @@ class AddressedMicroBatches(Dataset[Any]):
 
     def __getitem__(self, address: Address) -> tuple[Any, ...]:
         try:
-            inputs, targets = self._source.get(*address)
+            inputs, targets = read_part(self._source, address, (self._takes_inputs, self._takes_targets))
             positions = self._source.positions_after(*address) if hasattr(self._source, "positions_after") else None
         except UserError as problem:
             return REFUSED, type(problem).__name__, str(problem)

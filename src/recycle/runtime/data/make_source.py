@@ -30,5 +30,5 @@ def micro_batches_of(dataset: Any, shape: Shape, samples: int, seed: int, option
 def _order(options: DataOptions, num_samples: int, seed: int) -> SampleOrder | None:
     if isinstance(options.order, str):
         assert options.order in (SHUFFLED, SEQUENTIAL)
-        return SequentialOrder() if options.order == SEQUENTIAL else None
+        return SequentialOrder(num_samples) if options.order == SEQUENTIAL else None
     return SampledOrder(options.order, num_samples, seed)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from recycle.core import errors
 from recycle.core.errors import DataFailed, UserError
 from recycle.runtime.boundary.nests import Nest
-from recycle.runtime.compute.microbatches import MicroBatchSource
+from recycle.runtime.compute.microbatches import MicroBatchSource, read_part
 from recycle.runtime.data.data_options import DataOptions
 from recycle.runtime.data.loader_process import MADE, REFUSED, Address, AddressedMicroBatches
 
@@ -67,14 +67,14 @@ class MicroBatchReader(Protocol):
 
 
 class DirectReader:
-    """Reads where it is asked, between the ops of the worker."""
+    """Reads where it is asked, between the ops of the worker. `takes` says whether inputs and targets are asked for."""
 
-    def __init__(self, source: MicroBatchSource) -> None:
-        self._source, self.waited_us = source, 0
+    def __init__(self, source: MicroBatchSource, takes: tuple[bool, bool] = (True, True)) -> None:
+        self._source, self._takes, self.waited_us = source, takes, 0
 
     def get(self, step: int, pipeline: int, index: int) -> tuple[Nest, Nest]:
         start_ns = time.monotonic_ns()
-        made = self._source.get(step, pipeline, index)
+        made = read_part(self._source, (step, pipeline, index), self._takes)
         if isinstance(self._source, StreamReader):
             self._source.keep_positions(self._source.positions_after(step, pipeline, index))
         self.waited_us += (time.monotonic_ns() - start_ns) // 1000

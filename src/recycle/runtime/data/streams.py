@@ -80,7 +80,12 @@ def is_stream(dataset: Any) -> bool:
 
 
 def refuse_one_way(dataset: Any) -> None:
-    """Raise if the data can be read once only."""
+    """Raise if the data can be read once only, or would begin at a position that only a whole reader knows."""
+    if getattr(dataset, "_starting_state_dict", None):
+        raise UserError(
+            "the stream was restored to a position with load_state_dict, but a run begins at the first sample, or goes on where "
+            "its own checkpoint was: give a new one, and resume with CheckpointOptions(resume=True)"
+        )
     if hasattr(dataset, "__next__") and iter(dataset) is dataset:
         raise UserError(
             f"the dataset is a {type(dataset).__name__}, which can be read once only, but a worker that takes over must read it "

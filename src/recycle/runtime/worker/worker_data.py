@@ -63,6 +63,7 @@ class WorkerData:
         places = [(each.microbatch.pipeline, each.microbatch.index) for each in instructions if each.kind is Kind.F]
         if place.stage in (0, last_stage) and iteration < self._spec.num_steps:
             self._warn_of_skipped(place, places, iteration)
+        takes = place.stage == 0, place.stage == last_stage
         is_read_ahead = options.data.loader_processes > 0 and place.stage in (0, last_stage) and places
         if is_read_ahead and iteration < self._spec.num_steps:
             self._reader = ReadAhead(
@@ -70,12 +71,12 @@ class WorkerData:
                 options.data,
                 places,
                 range(iteration, self._spec.num_steps),
-                takes=(place.stage == 0, place.stage == last_stage),
+                takes,
                 pin_to=self._set_device if options.device == "cuda" else None,
                 on_wait=self._on_wait,
             )
         else:
-            self._reader = DirectReader(self._spec.microbatches)
+            self._reader = DirectReader(self._spec.microbatches, takes)
         self._began_s = time.monotonic()
         return self._reader
 
