@@ -19,6 +19,7 @@ import sys
 import time
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 from sheet import UNJUDGED, Case, Row, Script, Section
 
@@ -65,7 +66,7 @@ def _trained(width: int, sums: str, step: str, is_on_gpu: bool) -> tuple[float, 
     module = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(NUM_LAYERS)))
     stage = Stage(module, make_sums(module.parameters(), 1, sums == "exact"), 0, None)
     parameters = list(stage.parameters())
-    lean = {} if step == OLD else {"is_lean": step == LEAN}
+    lean: dict[str, Any] = {} if step == OLD else {"is_lean": step == LEAN}
     stepper = Stepper(parameters, partial(torch.optim.AdamW, lr=1e-4), **lean)
     state = StageState(stage, stepper, Shape(1, 1, 1), (), None)
     seconds = 0.0
@@ -77,7 +78,8 @@ def _trained(width: int, sums: str, step: str, is_on_gpu: bool) -> tuple[float, 
         began = time.perf_counter()
         if step in (LEAN, COPIED):
             state.guess()
-        state.apply(1.0 if step == OLD else ballot)  # the code before took the factor of the gradient
+        given: Any = 1.0 if step == OLD else ballot  # the code before took the factor of the gradient
+        state.apply(given)
         if is_on_gpu:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
