@@ -7,8 +7,8 @@ import pytest
 
 import recycle
 from recycle.core.cluster import Worker
+from recycle.core.plans.carried_layers import carried_layers
 from recycle.dashboard.views.worker_load import worker_load
-from recycle.report.record.carried_layers import carried_layers
 from tests.dashboard.run_folders import make_client, write_run
 from tests.recovery_records import whole_plan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.errors import UserError
-from recycle.core.plans.carried_by_stage import carried_by_stage
+from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import Watch
 

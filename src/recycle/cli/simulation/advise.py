@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from recycle.cli import arguments
 from recycle.cli.simulation.advise_text import advice_page, choice_name, title_of
-from recycle.cli.simulation.constants_options import add_constants_options, constants_note, read_constants
+from recycle.cli.simulation.constants_options import add_constants_options, constants_from_options, constants_note
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP
 from recycle.cli.simulation.job_options import add_model_options, read_model_and_gpu
 from recycle.cli.simulation.simulate import add_cache_options, cache_folder
@@ -118,7 +118,7 @@ def _question(args: argparse.Namespace) -> ClusterQuestion:
         args.batch,
         mtbf_us,
         repair_us,
-        read_constants(args, model.num_parameters, args.gpus),
+        constants_from_options(args, model.num_parameters, args.gpus),
         _systems(args.systems),
         args.gpus_per_server,
         _days(args, mtbf_us, repair_us) if args.days is None else args.days,

@@ -19,7 +19,7 @@ def constants_of_run(args: argparse.Namespace) -> RunConstants | None:
     return read_run_constants(args.constants) if args.constants and args.constants.is_dir() else None
 
 
-def read_constants(args: argparse.Namespace, num_parameters: float, num_workers: int) -> Constants:
+def constants_from_options(args: argparse.Namespace, num_parameters: float, num_workers: int) -> Constants:
     """The constants for the size of the model, changed by --constants, and then by --set."""
     constants = Constants.for_model(num_parameters)
     if measured := constants_of_run(args):

@@ -8,7 +8,12 @@ from pathlib import Path
 from statistics import fmean
 
 from recycle.cli import arguments
-from recycle.cli.simulation.constants_options import add_constants_options, constants_note, constants_of_run, read_constants
+from recycle.cli.simulation.constants_options import (
+    add_constants_options,
+    constants_from_options,
+    constants_note,
+    constants_of_run,
+)
 from recycle.cli.simulation.failure_options import FAILURE_MODELS_HELP, add_failure_options, read_trace
 from recycle.cli.simulation.job_options import add_job_options, profile_note, read_simulated_job
 from recycle.cli.simulation.seed_output import seed_json, seed_text
@@ -122,7 +127,7 @@ def _seeds(args: argparse.Namespace) -> range:
 
 def make_context(args: argparse.Namespace) -> SystemContext:
     job = read_simulated_job(args)
-    constants = read_constants(args, job.model.num_parameters, job.num_nodes)
+    constants = constants_from_options(args, job.model.num_parameters, job.num_nodes)
     context = SystemContext(job, constants, cache_folder(args), shared_layers=_shared_layers(args, job))
     wanted = args.fault_free
     if wanted is None:

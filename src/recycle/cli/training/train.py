@@ -28,7 +28,7 @@ from recycle.core.errors import NotSaved, UserError
 from recycle.core.events.record import PARTS, Event
 from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
 from recycle.core.files import refuse_unwritable
-from recycle.core.plans.carried_by_stage import carried_by_stage
+from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
 from recycle.planner.problem_from_text import unsplit_costs

@@ -9,7 +9,7 @@ from recycle.control.decide.journal import JournalEntry
 from recycle.control.decide.messages import EpochStopped, LayerTransfer, ProgressReport, RenewLease
 from recycle.control.decide.place_assignment import LayersAt, first_places, free_places, keeps_state, layer_transfers
 from recycle.core.cluster import Shape, Worker
-from recycle.core.plans.carried_by_stage import carried_by_stage
+from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.core.plans.plan_source import PlanAssignment
 
 # With more members, nothing is done for each of them whenever one comes.

@@ -12,7 +12,7 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Started, Stepped, Suspected, Warned
 from recycle.core.events.record_file import PLAN, describe_gap, later_plans, parse_line
 from recycle.core.events.step_rates import iteration_us, samples_per_s
-from recycle.core.plans.carried_by_stage import carried_by_stage
+from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.core.plans.plan import Plan
 from recycle.dashboard.reading.op_ranges import OpRanges, iteration_of_ops
 from recycle.dashboard.reading.record_tail import RecordTail

@@ -3,8 +3,8 @@
 from typing import Any
 
 from recycle.core.cluster import Worker
+from recycle.core.plans.carried_layers import carried_layers
 from recycle.core.plans.plan import Plan
-from recycle.report.record.carried_layers import carried_layers
 
 
 def worker_load(plan: Plan, worker: Worker) -> dict[str, Any]:

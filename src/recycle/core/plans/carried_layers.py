@@ -1,4 +1,4 @@
-"""`carried_layers`: which layers each worker computes by a plan, and for which share of the micro-batches."""
+"""Which layers are computed where by a plan: by worker, and on average by stage. Displays say so who carries what."""
 
 from recycle.core.cluster import Worker
 from recycle.core.layer_sums import LayerSums
@@ -26,3 +26,13 @@ def carried_layers(plan: Plan) -> dict[Worker, dict[int, float]]:
                     counts[layer] = counts.get(layer, 0) + 1
         found[row.worker] = {layer: count / num_chains for layer, count in sorted(counts.items())}
     return found
+
+
+def carried_by_stage(plan: Plan) -> tuple[float, ...]:
+    """The mean number of layers that each stage computes for a micro-batch; empty if the plan has no shared layers."""
+    if not plan.problem.shared_layers:
+        return ()
+    num_chains = plan.problem.shape.num_chains
+    # A boundary's offset is what the stage before it computes more, and the stage after it less.
+    offsets = [0.0, *(sum(boundary) / num_chains for boundary in plan.cuts or ((),) * (plan.problem.shape.num_stages - 1)), 0.0]
+    return tuple(round(own + offsets[stage + 1] - offsets[stage], 2) for stage, own in enumerate(plan.problem.layer_counts))

@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 import recycle
-from recycle.core.plans.carried_by_stage import carried_by_stage
+from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.core.plans.row_programs import row_programs
 
 SHAPE = (3, 4, 6)
