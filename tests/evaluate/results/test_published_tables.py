@@ -111,3 +111,41 @@ def test_the_text_on_two_cores_has_the_measured_numbers():
         f"median {typical}, worst {longest} of 20",
     ):
         assert sentence in paragraph
+
+
+EMULATED = [RESULTS / "elastic-emulated", RESULTS / "elastic-emulated-6"]
+ELASTIC_ROWS = {
+    "one dead: re-routed, whole layers moved, cut": lambda folder: shares(folder, "rerouted", "moved", "cut"),
+    "one dead: cut over re-routed": lambda folder: beside(folder, "cut", "rerouted"),
+    "two dead in a stage: re-routed, cut": lambda folder: shares(folder, "two-rerouted", "two-cut"),
+    "one dead in every stage: re-routed, cut": lambda folder: shares(folder, "every-rerouted", "every-cut"),
+    "one worker at 60 %: by the old plan, known and cut": lambda folder: shares(folder, "slow", "slow-cut"),
+    "nobody dead, with shared layers": lambda folder: shares(folder, "shared"),
+    "predicted iteration time: median error, worst error": errors,
+}
+ELASTIC_README_ROWS = {
+    "one dead": ("rerouted", "moved", "cut"),
+    "two dead in one stage": ("two-rerouted", "two-cut"),
+    "one at 60 % of its speed": ("slow", "slow-cut"),
+}
+
+
+def rows_below(page, heading):
+    """The cells of the rows of the first table below a heading, by their titles, without bold type."""
+    text = page.read_text(encoding="utf-8").replace("**", "")
+    lines_below = text[text.index(heading) :].splitlines()
+    start = next(number for number, line in enumerate(lines_below) if line.startswith("|"))
+    table = lines_below[start : start + next(n for n, line in enumerate(lines_below[start:]) if not line.startswith("|"))]
+    return {title.strip(): rest for title, *rest in (line.strip("|").split("|") for line in table)}
+
+
+@pytest.mark.parametrize("title", ELASTIC_ROWS)
+def test_a_row_of_elastic_cuts_has_the_numbers_of_the_emulated_pages(title):
+    _, *measured = rows_below(RESULTS / "README.md", "## Elastic cuts")[title]
+    assert [numbers(cell) for cell in measured[:2]] == [numbers(" ".join(ELASTIC_ROWS[title](folder))) for folder in EMULATED]
+
+
+@pytest.mark.parametrize("title", ELASTIC_README_ROWS)
+def test_a_row_of_the_readme_on_cuts_has_the_numbers_of_the_emulated_page(title):
+    *measured, _ = rows_below(ROOT / "README.md", "**With [elastic cuts]".replace("**", ""))[title]
+    assert numbers(" ".join(measured)) == numbers(" ".join(shares(EMULATED[0], *ELASTIC_README_ROWS[title])))
