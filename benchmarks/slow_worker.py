@@ -114,11 +114,12 @@ def row(setting: Setting) -> Row:
     slow = setting.slow_from - 1  # iterations count from 0; the time of iteration i is took_us[i - 1]
     before_us = median(took_us[_SETTLED : slow - 1])
     shape = f"{setting.pipelines} × {setting.stages}, {setting.microbatches}"
-    if setting.slow not in seen.named or not seen.replans:
-        return shape, f"{before_us / 1e3:.0f} ms", "–", "–", "never", "never", "–", f"{LEAST_KEPT:.0%}", NO
-    begun = seen.replans[0].iteration
-    by_old_us = median(took_us[slow : begun - 1])
-    by_new_us = median(took_us[seen.replans[-1].iteration + 1 :])
+    replans = [event.iteration for event in seen.replans if event.iteration > slow]
+    if setting.slow not in seen.named or not replans or not took_us[replans[-1] + 1 :]:
+        return shape, f"{before_us / 1e3:.0f} ms", "–", "–", "never", "never, or too late", "–", f"{LEAST_KEPT:.0%}", NO
+    begun = replans[0]
+    by_old_us = median(took_us[slow : begun - 1] or took_us[slow:begun])
+    by_new_us = median(took_us[replans[-1] + 1 :])
     kept = before_us / by_new_us
     is_met = kept >= LEAST_KEPT and begun - slow <= MOST_ITERATIONS and set(seen.named) == {setting.slow}
     return (

@@ -55,6 +55,20 @@ def test_a_live_view_that_raises_ends_nothing(monkeypatch):
     assert sum(isinstance(event, Stepped) for event in seen) == 4
 
 
+def test_a_live_view_that_cannot_even_print_its_warning_ends_nothing(monkeypatch):
+    """As where the error stream leads to a program that has ended."""
+    from recycle.cli.live.live_view import LiveView
+
+    def broken(view, given):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(LiveView, "observe", broken)
+    monkeypatch.setattr(LiveView, "say", lambda view, text: broken(view, text) if "warning" in text else None)
+    made = train(out=None)
+    assert len(made.losses) == 4
+    assert "the live view raised BrokenPipeError: [Errno 32] Broken pipe; training goes on" in made.warnings
+
+
 def test_a_callback_that_is_required_still_ends_the_run():
     class Required(recycle.Callback):
         is_required = True
@@ -127,8 +141,17 @@ def test_the_page_of_a_run_is_served_while_it_goes_on_and_may_inject(tmp_path, c
         ({"allow_injection": True}, "give the port of the page with dashboard, too"),
         ({"metrics_port": -1}, "the port for Prometheus is -1"),
         ({"otlp": "nowhere"}, "'nowhere' is no address of a collector"),
+        ({"dashboard": 70_000}, "70000 is not a port: ports go up to 65535"),
+        ({"dashboard_names": "pages.example"}, "dashboard_names is 'pages.example', but it must be a list of names"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
         train(out=None, options=shown(**options))
+
+
+@pytest.mark.parametrize("options", [{"dashboard": 0}, {"json_lines": True}])
+def test_a_quiet_run_has_nowhere_to_say_where_its_page_is(options, tmp_path):
+    wanted = recycle.TrainOptions(quiet=True, show=recycle.ShowOptions(**options))
+    with pytest.raises(UserError, match="quiet prints nothing, neither the address of the page nor JSON lines"):
+        train(out=tmp_path / "run", options=wanted)

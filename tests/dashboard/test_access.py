@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 
 import pytest
@@ -98,17 +98,19 @@ def test_what_is_no_name_of_a_proxy_is_refused(name):
 )
 def test_a_server_on_every_address_is_asked_by_any_of_them(folder, host, status):
     client = make_client(folder, access=ServerOptions("0.0.0.0").access(PORT, "secret"))
-    headers = {
-        "Host": host,
-        "Authorization": "Bearer secret",
-        "Origin": f"http://{host}" if status == 200 else f"http://127.0.0.1:{PORT}",
-    }
+    headers = {"Host": host, "Authorization": "Bearer secret", "Origin": f"http://{host}"}
     assert client.get("/api/runs", headers=headers).status_code == status
 
 
 def test_an_address_is_no_leave_for_a_page_on_another_port_of_it(folder):
     client = make_client(folder, access=ServerOptions("0.0.0.0").access(PORT, "secret"))
     headers = {"Host": f"192.0.2.7:{PORT}", "Authorization": "Bearer secret", "Origin": "http://192.0.2.7:9000"}
+    assert client.get("/api/runs", headers=headers).status_code == 403
+
+
+def test_a_page_at_another_address_with_our_port_is_another_site(folder):
+    client = make_client(folder, access=ServerOptions("0.0.0.0").access(PORT, "secret"))
+    headers = {"Host": f"192.0.2.7:{PORT}", "Authorization": "Bearer secret", "Origin": f"http://198.51.100.9:{PORT}"}
     assert client.get("/api/runs", headers=headers).status_code == 403
 
 
@@ -128,6 +130,12 @@ def test_a_token_is_the_same_after_a_restart_and_only_its_owner_can_read_it(fold
     kept = folder.parent / ".runs.page-token"
     assert (kept_token(folder), kept.stat().st_mode & 0o777, len(token) >= 32) == (token, 0o600, True)
     assert token not in make_client(folder).get("/api/runs").text
+
+
+def test_a_token_is_kept_before_there_is_a_folder_of_runs(tmp_path):
+    run = tmp_path / "new" / "runs" / "a"
+    assert kept_token(run) == kept_token(run)
+    assert [file.name for file in run.parent.iterdir()] == [".a.page-token"]
 
 
 def test_a_token_that_others_could_know_is_not_used(folder, tmp_path):
@@ -153,18 +161,20 @@ def test_silent_and_slow_connections_keep_nobody_from_the_page_and_are_closed(fo
         port = _port(address)
         silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(200)]
         for connection in silent[::2]:
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+            with suppress(OSError):  # on a busy machine some are closed by now
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: 127")
         with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
             connection.request("GET", "/api/runs")
             assert connection.getresponse().status == 200
         began_s = time.monotonic()
-        assert {connection.recv(1) for connection in silent if not _is_reset(connection)} <= {b""}
+        assert all(_is_closed(connection) for connection in silent)
         assert time.monotonic() - began_s < 15
 
 
-def _is_reset(connection):
+def _is_closed(connection):
+    """Whether the other side closes the connection, within the time that the connection has, and sends nothing."""
     try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
+        return connection.recv(1) == b""
     except ConnectionResetError:
         return True
 
@@ -176,7 +186,7 @@ def test_a_second_request_that_is_slow_is_given_up_and_a_quick_one_answered(fold
             connection.request("GET", "/icon.svg")
             assert connection.getresponse().read().startswith(b"<svg")
         connection.sock.sendall(b"GET /icon.svg")
-        assert _is_reset(connection.sock)
+        assert _is_closed(connection.sock)
 
 
 def _port(address):

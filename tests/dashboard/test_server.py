@@ -372,6 +372,25 @@ def test_a_page_that_does_not_read_misses_changes_and_costs_no_more_with_each(tm
     asyncio.run(follow())
 
 
+def test_a_long_file_that_is_no_record_is_not_read_without_end(tmp_path, monkeypatch):
+    (tmp_path / "record.jsonl").write_bytes(b"x" * (2 << 20))
+    run, looks = RunReader(tmp_path / "record.jsonl"), []
+    read = run.read
+    monkeypatch.setattr(run, "read", lambda most_bytes: (looks.append(most_bytes), read(most_bytes)))
+    monkeypatch.setattr(page_stream, "_LOOK_S", 0.1)
+    stream = page_stream.PageStream(run, asyncio.Lock(), 5)
+
+    async def follow():
+        page = stream.listen()
+        await anext(page)
+        await asyncio.sleep(1)
+        await page.aclose()
+
+    asyncio.run(follow())
+    assert run.share_read < 1
+    assert 1 <= len(looks) <= 15
+
+
 def test_a_head_that_is_too_long_is_refused(served):
     port, _ = served
     with closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:

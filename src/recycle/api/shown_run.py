@@ -24,7 +24,12 @@ class ShownRun:
 
 
 def refuse_unshowable(job: Job) -> None:
-    """Raise if a page is asked for that would have nothing to show."""
+    """Raise if a page is asked for that would have nothing to show, or whose address nobody would learn."""
+    show = job.options.show
+    if job.options.quiet and (show.dashboard is not None or show.json_lines):
+        raise UserError(
+            "quiet prints nothing, neither the address of the page nor JSON lines: leave it out, or dashboard and json_lines"
+        )
     if job.options.show.dashboard is not None and job.out is None:
         raise UserError("dashboard shows what a run records: name a folder with out")
 

@@ -145,12 +145,15 @@ def _modules(
     if not isinstance(stages, nn.Module):
         return stages
     if any(isinstance(part, _ConvNd) for part in stages.modules()):  # whose weights say little of what they cost
-        with suppress(Exception):  # the job says later, in a sentence, what is wrong with data or model
+        try:
             data = options.data
             if is_loader(dataset):
                 dataset, samples, data = unwrapped(dataset, samples, data)
             inputs, _ = micro_batches_of(dataset, shape, samples, options.seed, data).get(0, 0, 0)
             return cut(stages, stages=shape.num_stages, sample=inputs)
+        except Exception as problem:  # if data or model are wrong, the job says so later, in a sentence
+            reason = f"its layers could not be counted with the first micro-batch ({type(problem).__name__}: {problem})"
+            warnings.warn(f"the model is cut by the numbers of its weights: {reason}", stacklevel=4)
     return cut(stages, stages=shape.num_stages)
 
 

@@ -20,6 +20,8 @@ from recycle.runtime.data.data_options import refuse_count as refuse_count
 
 TRANSPORTS = AUTO, GLOO, NCCL, IPC = "auto", "gloo", "nccl", "ipc"
 
+_HIGHEST_PORT = 65_535
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
@@ -141,7 +143,8 @@ class ShowOptions:
         dashboard: The port at which a page in the browser about this run is served while it goes on; 0 is any free port, None no
             page. It needs a run folder, and the extra `dashboard`.
         dashboard_host: The address on which the page is served; 0.0.0.0 is every one of this machine.
-        dashboard_token_file: The file with what a browser must know to read the page; made if there is none. None makes one up.
+        dashboard_token_file: The file with what a browser must know to read the page; made if there is none. With None it
+            is a file beside the run folder.
         dashboard_names: Names by which browsers reach the page, as that of a proxy with TLS.
         allow_injection: Whether whoever opens the page can kill, hang, slow and start workers.
 
@@ -162,6 +165,12 @@ class ShowOptions:
     def __post_init__(self) -> None:
         refuse_count("the port for Prometheus", self.metrics_port, 0)
         refuse_count("the port of the page", self.dashboard or 0, 0)
+        for port in (self.metrics_port, self.dashboard or 0):
+            if port > _HIGHEST_PORT:
+                raise UserError(f"{port} is not a port: ports go up to {_HIGHEST_PORT}")
+        names: object = self.dashboard_names
+        if isinstance(names, str):  # else each letter would be a name
+            raise UserError(f"dashboard_names is {names!r}, but it must be a list of names: put it into brackets")
         if self.allow_injection and self.dashboard is None:
             raise UserError("allow_injection is for the page of a run: give the port of the page with dashboard, too")
 

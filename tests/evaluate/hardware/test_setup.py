@@ -98,5 +98,7 @@ def test_a_model_that_not_all_variants_can_train_is_refused_at_once(changed, mes
 def test_emulated_devices_run_our_plans_only() -> None:
     with pytest.raises(UserError, match=r"^torch's schedules do not run on emulated devices: give --study elastic$"):
         Setup.usual("emulated")
+    with pytest.raises(UserError, match="--small is for workers that share a machine: emulated devices run a tiny model anyway"):
+        Setup.usual("emulated", is_small=True, study=ELASTIC)
     model = Setup.usual("emulated", study=ELASTIC).model
     assert model.endswith("float32; a layer takes 10, 13, 9 ms (F, I, W) of its worker's emulated device")

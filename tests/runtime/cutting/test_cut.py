@@ -174,3 +174,10 @@ def test_no_other_split_has_a_cheaper_most_expensive_stage(seed):
     assert (max(loads), sum(load**2 for load in loads)) == min(
         (max(split), sum(load**2 for load in split)) for split in splits(costs, num_stages)
     )
+
+
+def test_counting_what_layers_compute_changes_nothing_in_them() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Conv2d(1, 4, 3)), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 26 * 26, 10))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    recycle.cut(model, stages=2, sample=torch.randn(2, 1, 28, 28))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -21,7 +21,7 @@ def test_scheduling_and_faults_are_points_of_1f1b_and_add_up_to_the_share():
     assert found.scheduling == pytest.approx(20)
     assert found.faults.mean == pytest.approx(-2)  # 11.8 of 12, over 10
     assert 100 + found.scheduling + found.faults.mean == pytest.approx(118)
-    assert found.own_shares == pytest.approx((97.5, 99.1667), abs=1e-3)
+    assert found.goodputs == pytest.approx((97.5, 99.1667), abs=1e-3)
 
 
 def test_the_sentences_tell_scheduling_from_fault_handling():

@@ -1,4 +1,4 @@
-"""Which layers are computed where by a plan: by worker, and on average by stage. Displays say so who carries what."""
+"""Which layers are computed where by a plan: by each worker, and on average by each stage, for displays."""
 
 from recycle.core.cluster import Worker
 from recycle.core.layer_sums import LayerSums

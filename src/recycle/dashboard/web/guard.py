@@ -82,11 +82,10 @@ class Access:
     def is_our_host(self, host: str) -> bool:
         return host in self.hosts or (self.takes_any_address and _is_address(host, self.port))
 
-    def is_our_origin(self, origin: str) -> bool:
-        if origin in self.origins:
-            return True
-        scheme, _, host = origin.partition("://")
-        return self.takes_any_address and scheme == "http" and _is_address(host, self.port)
+    def is_our_origin(self, origin: str, host: str) -> bool:
+        """Whether a page of this origin may ask; at an address, only the page of the very address that it asks."""
+        at_address = self.takes_any_address and _is_address(host, self.port)
+        return origin in self.origins or (at_address and origin == f"http://{host}")
 
 
 def read_proxy(text: str) -> tuple[str, str]:
@@ -98,7 +97,8 @@ def read_proxy(text: str) -> tuple[str, str]:
     scheme = scheme if found else "https"
     if scheme not in ("http", "https") or not _HOST.fullmatch(host):
         raise UserError(
-            f"{text[:100]!r} is not the name of a proxy: write a name such as pages.example or https://pages.example:8443"
+            f"{text[:100]!r} is not the name of a proxy: write a name such as pages.example or https://pages.example:8443; "
+            "for addresses of this machine give --host 0.0.0.0"
         )
     return scheme, host.removesuffix(":443" if scheme == "https" else ":80")
 
@@ -151,7 +151,7 @@ class Guard:
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not (is_page and scope["path"] == "/"):
             return PlainTextResponse("another site may not ask this", 403)
         origin = headers.get("origin")
-        if origin is not None and not self._access.is_our_origin(origin):
+        if origin is not None and not self._access.is_our_origin(origin, headers.get("host", "").lower()):
             return PlainTextResponse("another site may not ask this", 403)
         if method == "POST" and origin is None:
             return PlainTextResponse("a POST needs an Origin", 403)

@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from recycle.core.files import write_secret
@@ -18,12 +19,17 @@ def kept_token(root: Path) -> str:
     have written or can read, or a link, is not used: then the token is new, and kept nowhere.
     """
     path, token = root.parent / f".{root.name}.page-token", secrets.token_urlsafe(24)
-    try:
-        write_secret(path, token)
-    except FileExistsError:
-        return _read(path) or token
-    except OSError:  # nothing can be written there
-        pass
+    with suppress(OSError):  # where nothing can be written, the token is not kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_name(f"{path.name}.{os.getpid()}")
+        own.unlink(missing_ok=True)
+        write_secret(own, token)
+        try:
+            os.link(own, path)  # whole, or not at all: another page of these runs may start now
+        except FileExistsError:
+            token = _read(path) or token
+        finally:
+            own.unlink()
     return token
 
 

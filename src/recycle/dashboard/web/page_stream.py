@@ -63,14 +63,16 @@ class PageStream:
         run = self._run
         while self._pages:
             async with self._lock:
+                share_before = run.share_read
                 await asyncio.to_thread(run.read, PART_BYTES)
+                has_more = share_before < run.share_read < 1  # of a record that cannot be read on, the share stays
                 if self._is_due(now := (run.generation, run.version, run.problem, has_ended(run))):
                     self._push(await asyncio.to_thread(self._change))
                     self._pushed = now
                     self._counts = len(run.columns.at_us), len(run.columns.spell_end_us), len(run.recoveries)
             if time.monotonic() > self._pushed_at_s + _BEAT_S:
                 self._beat()
-            await asyncio.sleep(_LOOK_S if run.share_read == 1 else 0)
+            await asyncio.sleep(0 if has_more else _LOOK_S)
 
     def _is_due(self, now: tuple[int, int, str, bool]) -> bool:
         """Whether there is something to push: news, or steps that have waited long enough."""

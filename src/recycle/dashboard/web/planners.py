@@ -16,8 +16,8 @@ class Planners:
 
     async def ask(self, question: Callable[[], dict[str, Any]], most_s: float) -> dict[str, Any]:
         """Return the answer to a question; raises TimeoutError, or BrokenProcessPool if the process ended."""
-        running = asyncio.get_running_loop().run_in_executor(self._executor, question)
-        try:
+        try:  # an executor whose process was killed while it had nothing to do refuses questions
+            running = asyncio.get_running_loop().run_in_executor(self._executor, question)
             return await asyncio.wait_for(running, most_s)
         except (TimeoutError, BrokenProcessPool):
             self.close()

@@ -27,7 +27,6 @@ _USUAL: dict[str, dict[str, int]] = {CPU_CORES: {}, GPU_SLICES: {"width": 1024, 
 _SMALL = {
     CPU_CORES: {"width": 64, "context": 64, "samples": 2},
     GPU_SLICES: {"width": 256, "heads": 8, "context": 512},
-    EMULATED: {},
 }
 # Layers enough to move some of them, and so small that two dozen micro-batches take seconds.
 _ELASTIC = {CPU_CORES: {"context": 128, "samples": 1}, GPU_SLICES: {"context": 1024, "samples": 2}}
@@ -96,6 +95,8 @@ class Setup:
         stages = 4
         if num_workers % stages or num_workers < 2 * stages:
             raise UserError(f"{num_workers} workers are no pipelines of {stages} stages: give a multiple of {stages}, at least 8")
+        if is_small and backend == EMULATED:
+            raise UserError("--small is for workers that share a machine: emulated devices run a tiny model anyway")
         sizes = dict(_USUAL.get(backend, {}))
         if study == ELASTIC:
             sizes |= {**_ELASTIC.get(backend, {}), "layers": ELASTIC_LAYERS}
@@ -107,8 +108,7 @@ class Setup:
 
     @property
     def is_small(self) -> bool:
-        small = _SMALL[self.backend]
-        return bool(small) and all(getattr(self, name) == size for name, size in small.items())
+        return self.backend in _SMALL and all(getattr(self, name) == size for name, size in _SMALL[self.backend].items())
 
     @property
     def is_gpu(self) -> bool:

@@ -3,6 +3,7 @@
 Both are the same on every machine, so that all machines of a job cut its model alike; times would not be.
 """
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +27,7 @@ def module_costs(layers: Sequence[nn.Module], sample: Nest = None) -> list[float
 def _counted(layers: Sequence[nn.Module], sample: Nest) -> list[float]:
     costs, made = list[float](), sample
     with torch.no_grad(), torch.random.fork_rng():
-        for layer in layers:
+        for layer in copy.deepcopy(list(layers)):  # a forward pass may change buffers, and the model is to begin as it was given
             with FlopCounterMode(display=False) as counter:
                 made = layer(made)
             costs.append(float(counter.get_total_flops()))

@@ -1,6 +1,7 @@
 """`launch_watched`: a job on this machine with its observers and callbacks. An error of one of them is a warning."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,4 +57,5 @@ class _Guarded:
         except Exception as problem:
             if not self._has_warned:
                 self._has_warned = True
-                self._warn(f"{self._name} raised {type(problem).__name__}: {problem}; training goes on")
+                with suppress(Exception):  # what prints warnings may be what failed; the summary has them anyway
+                    self._warn(f"{self._name} raised {type(problem).__name__}: {problem}; training goes on")

@@ -79,7 +79,7 @@ class Answer:
         return mean_interval([100 * (rate - self.own) / self.one_f_one_b for rate in self.throughputs])
 
     @property
-    def own_shares(self) -> tuple[float, ...]:
+    def goodputs(self) -> tuple[float, ...]:
         """The goodput of every seed, in percent."""
         return tuple(100 * rate / self.own for rate in self.throughputs)
 
@@ -116,22 +116,22 @@ def sentences(rate: str, answers: Mapping[str, Answer], rates: FaultFreeRates) -
     yield (
         f"**With {rate}**, ReCycle is at {share:.1f} % of fault-free 1F1B: {ours.scheduling:+.1f} points are its zero-bubble "
         f"schedule, which is no fault handling, and {_points(ours.faults)} points are what failures cost. It keeps "
-        f"{_percent(ours.own_shares)} of its own fault-free throughput, and {_percent(_best_shares(ours, rates))} of the best "
+        f"{_percent(ours.goodputs)} of its own fault-free throughput, and {_percent(_best_shares(ours, rates))} of the best "
         f"fault-free schedule ({rates.best_schedule})."
     )
     beside = []
     for name in COMPARED:
         other = answers[name]
-        gains = [one - two for one, two in zip(ours.own_shares, other.own_shares, strict=True)]
-        beside.append(f"{name} {_percent(other.own_shares)} of its own ({_points(mean_interval(gains))} points for ReCycle)")
+        gains = [one - two for one, two in zip(ours.goodputs, other.goodputs, strict=True)]
+        beside.append(f"{name} {_percent(other.goodputs)} of its own ({_points(mean_interval(gains))} points for ReCycle)")
     yield f"Fault handling alone, where each has a schedule without bubbles: {'; '.join(beside)}."
     yield (
         f"Scheduling leaves ReCycle {100 * (1 - ours.own / rates.best):.1f} % below the best schedule with nobody dead. With one "
         f"shared layer that is {100 * (1 - sharing.own / rates.best):.1f} %, and its share of the best schedule "
-        f"{_percent(_best_shares(sharing, rates))}, at {_percent(sharing.own_shares)} of its own."
+        f"{_percent(_best_shares(sharing, rates))}, at {_percent(sharing.goodputs)} of its own."
     )
     first = max((name for name in answers if name not in BOUNDS), key=lambda name: fmean(answers[name].throughputs))
-    live = answers["fault-scaled"].own_shares
+    live = answers["fault-scaled"].goodputs
     yield (
         f"Both together: {first} trains most samples, {_percent(_shares_of_1f1b(answers[first]))} of fault-free 1F1B. "
         f"{_percent(live)} of the workers are alive in the mean; a goodput above that means that the fault-free schedule "
