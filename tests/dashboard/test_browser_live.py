@@ -162,7 +162,7 @@ def hang_by_click(page, worker):
 
 
 def test_clicks_kill_start_slow_and_hang_workers_of_a_real_run_and_the_page_outlives_a_coordinator(browser, problems, tmp_path):
-    flags = f"--steps 100000 --no-follow-speeds --lease 4 --json-lines --out {tmp_path}/a --dashboard 0 --allow-injection"
+    flags = f"--steps 100000 --no-follow-speeds --lease 10 --json-lines --out {tmp_path}/a --dashboard 0 --allow-injection"
     command = [sys.executable, "-m", "recycle", "train", *SHAPE.split(), *flags.split()]
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, **pipes, start_new_session=True) as run:
