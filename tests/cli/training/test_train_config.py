@@ -28,6 +28,7 @@ pipelines = 3
 stages = 4
 microbatches = 6
 dead = ""
+speed = ""
 techniques = "adaptive,decoupled,staggered"
 costs = ""
 memory = ""
