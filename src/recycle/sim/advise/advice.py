@@ -82,7 +82,7 @@ class Advice:
 
 def _interval(one: FoundChoice, rate: float) -> list[float]:
     """The 90 % interval of the throughput as a share of `rate`: of the mean over seeds, which all choices share."""
-    return [round((one.runs.mean + sign * one.runs.half_width) / rate, 6) for sign in (-1, 1)]
+    return [round(max(0.0, one.runs.mean + sign * one.runs.half_width) / rate, 6) for sign in (-1, 1)]
 
 
 def _crossing_json(one: Crossing) -> dict[str, Any]:
