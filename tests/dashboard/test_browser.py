@@ -88,6 +88,95 @@ def test_an_iteration_shows_re_routed_ops_and_is_zoomed_by_keyboard(browser, run
     wait_until(page, f"window.recycle.view().shown === {EPOCHS[1][0] + 1}")
 
 
+def test_ops_are_read_by_keyboard(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/iteration/{EPOCHS[1][0]}", problems)
+    wait_until(page, "window.recycle?.view()?.timeline?.lanes.size === 4")
+    lane = "[...window.recycle.view().timeline.lanes.values()][0]"
+    executed = page.evaluate(f"() => {lane}.executed.ops.map(op => op.full)")
+    assert page.get_attribute(".timeline .tip", "aria-live") == "polite"
+    page.focus(".timeline canvas")
+    page.keyboard.press("Shift+ArrowRight")
+    page.wait_for_selector(".tip:has-text('W0_0 ')")
+    at = page.evaluate("() => window.recycle.view().timeline.chosen.at")
+    page.keyboard.press("Shift+ArrowRight")
+    page.wait_for_selector(f".tip:has-text('W0_0 {executed[at + 1]} ·')")
+    assert " ms from " in page.inner_text(".tip")
+    page.keyboard.press("Shift+ArrowDown")
+    page.wait_for_selector(".tip:has-text('· planned ')")
+    page.keyboard.press("Shift+ArrowDown")
+    page.wait_for_selector(".tip:has-text('W0_1 ')")
+    for _ in range(8):  # zoomed in, the chosen op is brought into view
+        page.keyboard.press("+")
+    for _ in range(len(executed) + 4):
+        page.keyboard.press("Shift+ArrowRight")
+    timeline = "window.recycle.view().timeline"
+    start, (first, last) = page.evaluate(f"() => [{timeline}.spanOf({timeline}.chosen)[0], {timeline}.view]")
+    assert first <= start <= last
+    page.keyboard.press("Escape")
+    assert page.inner_text(".tip") == ""
+
+
+def test_the_time_axis_is_seen_without_scrolling(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/iteration/6", problems, viewport={"width": 1280, "height": 720})
+    wait_until(page, "window.recycle?.view()?.timeline?.frames.length")
+    top_pixels = (
+        "() => { const canvas = document.querySelector('.timeline canvas'), ratio = window.devicePixelRatio;"
+        " const { data } = canvas.getContext('2d').getImageData(74 * ratio, 0, canvas.width - 74 * ratio, 20 * ratio);"
+        " const pixels = Array.from({ length: data.length / 4 }, (_, at) => [...data.slice(4 * at, 4 * at + 3)]);"
+        " return [pixels.filter((pixel) => Math.max(...pixel) < 180).length,"
+        " pixels.filter((pixel) => Math.max(...pixel) - Math.min(...pixel) > 60).length]; }"
+    )
+    inked, coloured = page.evaluate(top_pixels)
+    assert inked > 50  # the times are at the top of the canvas
+    assert coloured == 0  # and no op is there
+    assert page.evaluate("() => document.querySelector('.timeline canvas').getBoundingClientRect().top") < 720 - 24
+
+
+def test_the_period_of_the_plan_is_told_in_words(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/iteration/6", problems)
+    page.wait_for_selector("text=The plan's period at the measured speed of ops: ")
+    ratio = page.evaluate("() => window.recycle.view().answer.slowdown")
+    period_us = page.evaluate("() => window.recycle.view().answer.period_us")
+    text = page.inner_text("main p[role=status]")
+    assert f"ops: {page.evaluate('(us) => window.recycle.formatTime(us)', period_us * ratio)}; " in text
+    assert f"it is {page.evaluate('(us) => window.recycle.formatTime(us)', period_us)}, and ops took {ratio:.3g} ×" in text
+
+
+def test_curves_are_zoomed_and_read_by_keyboard(browser, runs, problems):
+    page = open_page(browser, f"{runs}#/run/a/overview", problems)
+    page.wait_for_selector(".chart canvas")
+    chart = "window.recycle.view().charts.loss"
+    page.focus(".chart .plot")
+    page.keyboard.press("+")
+    wait_until(page, f"{chart}.zoom")
+    first, last = page.evaluate(f"() => {chart}.zoom")
+    end = page.evaluate(f"() => {chart}.end")
+    assert last - first == pytest.approx(end / 2)
+    page.keyboard.press("ArrowRight")
+    wait_until(page, f"{chart}.zoom[0] > {first}")
+    assert page.evaluate(f"() => {chart}.zoom[1] - {chart}.zoom[0]") == pytest.approx(last - first)
+    wait_until(page, f"{chart}.plot.scales.x.min === {chart}.zoom[0]")
+    page.keyboard.press("-")
+    wait_until(page, f"{chart}.zoom === null")
+    page.keyboard.press("+")
+    page.keyboard.press("0")
+    wait_until(page, f"{chart}.zoom === null && {chart}.plot.scales.x.min === 0")
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    wait_until(page, f"{chart}.legend.textContent.includes(' at ')")
+    assert page.evaluate(f"() => {chart}.plot.cursor.idx") == 1
+    page.goto(f"{runs}#/runs")
+    page.check("input[aria-label='compare a']")
+    page.wait_for_selector(".plot canvas")
+    scale = "(() => { const { min, max } = window.recycle.view().plot.scales.x; return max - min; })()"
+    whole = page.evaluate(f"() => {scale}")
+    page.focus(".plot")
+    page.keyboard.press("+")
+    wait_until(page, f"{scale} < 0.6 * {whole}")
+    page.keyboard.press("0")
+    wait_until(page, f"Math.abs({scale} - {whole}) < 0.2 * {whole}")
+
+
 def test_a_recovery_shows_its_waterfall_and_messages(browser, runs, problems):
     page = open_page(browser, f"{runs}#/run/a/recoveries/0", problems)
     page.wait_for_selector(".waterfall")

@@ -1,6 +1,6 @@
 // The list of runs, with loss curves of chosen ones beside each other, and the results of campaigns.
 
-import { timeAxis } from "./charts.js";
+import { partOfKey, timeAxis } from "./charts.js";
 import { colour, fill, formatCount, formatNumber, formatTime, getJson, h, placed, table } from "./dom.js";
 
 const STATE_WORDS = { live: "● live", ended: "✓ ended", "cut off": "‖ cut off", damaged: "✕ damaged", simulated: "∿ simulated", waiting: "○ waiting" };
@@ -48,7 +48,7 @@ export class Runs {
     const found = (await Promise.all(ids.map((one) => getJson("/api/run", { id: one }).catch(() => null)))).map((data, number) => [ids[number], data]).filter(([, data]) => data);
     const loss = found.some(([, data]) => data.series.loss.num) ? "loss" : "rate";
     const tables = found.map(([, data]) => [data.series[loss].at_s, data.series[loss].mean]);
-    const box = h("div", { class: "plot tall", role: "img", "aria-label": `${loss} of ${ids.join(", ")} over time` });
+    const box = h("div", { class: "plot tall", role: "img", tabindex: "0", "aria-label": `${loss} of ${ids.join(", ")} over time. Plus and minus zoom, arrows move, zero shows all.`, onkeydown: (event) => this.onKey(event, tables) });
     const ink = (number) => colour(INKS[number]);
     fill(this.chart, h("section", { class: "panel" }, h("h2", {}, loss === "loss" ? "Loss over time" : "Throughput over time, samples/s"),
       this.chosen.size > MOST_COMPARED ? h("p", { class: "faint", role: "status" }, `${MOST_COMPARED} runs can be compared at once: ${[...this.chosen].slice(MOST_COMPARED).join(", ")} not shown.`) : null, box,
@@ -57,6 +57,15 @@ export class Runs {
     this.plot = new window.uPlot({ width: box.clientWidth, height: 260, legend: { show: false }, scales: { x: { time: false } },
       axes: [{ ...axis, ...timeAxis }, { ...axis, size: 56, values: (_, ticks) => ticks.map((value) => formatNumber(value, 5)) }],
       series: [{}, ...found.map((_, number) => ({ stroke: ink(number), width: 1.5, dash: DASHES[number], spanGaps: true, points: { show: false } }))] }, window.uPlot.join(tables), box);
+  }
+
+  onKey(event, tables) {
+    if (!this.plot || event.ctrlKey || event.metaKey || event.altKey) return;
+    const times = tables.flatMap(([at_s]) => (at_s.length ? [at_s[0], at_s[at_s.length - 1]] : []));
+    const { min, max } = this.plot.scales.x, part = partOfKey(event.key, [min, max], [Math.min(...times), Math.max(...times)]);
+    if (!part || !times.length) return;
+    event.preventDefault();
+    this.plot.setScale("x", { min: part[0], max: part[1] });
   }
 
   update() {}
