@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,26 @@ def test_an_iteration_shows_re_routed_ops_and_is_zoomed_by_keyboard(browser, run
     assert f"iteration={EPOCHS[1][0]}" in page.get_attribute("a:text-is('Perfetto trace')", "href")
     page.click("[aria-label='the next iteration']")
     wait_until(page, f"window.recycle.view().shown === {EPOCHS[1][0] + 1}")
+
+
+def test_results_have_units_negative_bars_and_say_what_is_cut(browser, problems):
+    with serving(Path(__file__).parents[2] / "docs" / "reproduction") as address:
+        page = open_page(browser, f"{address}#/campaign/thousand.json", problems)
+        page.wait_for_selector("button:text-is('throughput (samples/s)')")
+        assert "not in this table, but in the file: failures of each seed, throughputs" in page.inner_text("p[role=status]")
+        page.select_option("#measure", label="what failures add (percentage points of fault-free 1F1B)")
+        page.fill("#filter", "GPU-days")
+        page.wait_for_selector("text=Negative values go to the left of zero.")
+        boxes = "[...document.querySelectorAll('.fall-bar')].map((bar) => [bar.className, bar.getBoundingClientRect()])"
+        bars = page.evaluate(f"() => {boxes}.map(([name, box]) => [name, box.left, box.right])")
+        negative = [bar for bar in bars if "negative" in bar[0]]
+        zero = max(right for _, _, right in negative)
+        assert len(negative) > 5
+        assert all(abs(right - zero) < 0.5 and left < zero for _, left, right in negative)
+        assert all(left >= zero - 0.5 for name, left, _ in bars if "negative" not in name)
+        page.goto(f"{address}#/campaign/scale.json")
+        page.wait_for_selector("text=The first 60 of ")
+        assert find_violations(page) == []
 
 
 def test_ops_are_read_by_keyboard(browser, runs, problems):
