@@ -120,7 +120,7 @@ export class Campaign {
     const rows = all.filter((row) => row[at] !== null), drawn = rows.slice(0, MOST_BARS), values = drawn.map((row) => row[at]);
     const low = Math.min(0, ...values), span = Math.max(0, ...values) - low || 1, place = (value) => (100 * (Math.min(0, value) - low)) / span;
     const facts = [drawn.length < rows.length ? `The first ${drawn.length} of ${rows.length} rows are drawn: filter or sort to see others.` : "", rows.length < all.length ? `${all.length - rows.length} rows have no such number.` : "", low < 0 ? "Negative values go to the left of zero." : ""].filter(Boolean);
-    return h("section", { class: "panel" }, h("h2", {}, this.headOf(this.measure.value)), facts.length ? h("p", { class: "faint" }, facts.join(" ")) : null, h("table", { class: "waterfall" }, h("caption", { class: "hidden" }, this.measure.value), h("tbody", {}, drawn.map((row) => h("tr", {},
+    return h("section", { class: "panel" }, h("h2", {}, this.headOf(this.measure.value)), facts.length ? h("p", { class: "faint" }, facts.join(" ")) : null, h("table", { class: "waterfall named" }, h("caption", { class: "hidden" }, this.measure.value), h("tbody", {}, drawn.map((row) => h("tr", {},
       h("th", { scope: "row" }, texts.map((text) => row[columns.indexOf(text)]).filter(Boolean).join(" · ")),
       h("td", { class: "fall" }, placed(h("span", { class: `fall-bar ${row[at] < 0 ? "negative" : "plain"}` }), { left: `${place(row[at])}%`, width: `${(100 * Math.abs(row[at])) / span}%` })), h("td", { class: "number" }, this.textOf(row[at], at)))))));
   }

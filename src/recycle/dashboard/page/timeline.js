@@ -1,9 +1,9 @@
 // An iteration on a canvas: a lane for each worker, executed above planned. Only what is visible is drawn and fetched.
 
-import { colour, fill, formatTime, h, isDark, placed } from "./dom.js";
+import { colour, contrast, fill, formatTime, h, isDark, placed } from "./dom.js";
 import { decode, lowerBound, opAt } from "./lanes.js";
 
-const LANE = 34, LABEL = 74, AXIS = 24, CHUNK = 64, LEAST_SPAN_US = 20;
+const LANE = 34, LABEL = 74, AXIS = 24, CHUNK = 64, LEAST_SPAN_US = 20, LEAST_CONTRAST = 3;
 
 export class Timeline {
   // `source`: workers, dead, executed_us, planned_us, slowdown, fetch(first, last) -> lanes; `planned_us` may stand alone.
@@ -131,6 +131,8 @@ export class Timeline {
     const scroll = this.scroller.scrollTop - AXIS, first = Math.max(0, Math.floor((scroll + AXIS) / LANE)), last = Math.min(source.workers.length, Math.ceil((scroll + height) / LANE));
     this.fetchMissing(first, last);
     this.ink = colour("ink");
+    // In the dark, an op whose colour is close to that of the bubbles has an edge.
+    this.edged = new Set(Object.keys(this.paints).filter((look) => isDark() && contrast(this.paints[look].fill, colour("bubble")) < LEAST_CONTRAST));
     this.scale = (width - LABEL) / (this.view[1] - this.view[0]);
     context.save();
     context.beginPath();
@@ -180,6 +182,11 @@ export class Timeline {
       const op = row.ops[at];
       context.fillStyle = row.vain.has(at) ? this.pattern("vain") : op.isRerouted ? this.pattern(op.look) : this.paintOf(op.look).fill;
       context.fillRect(x, top, Math.max(0.7, wide - (wide > 3 ? 1 : 0)), tall);
+      if (wide > 3 && this.edged.has(op.look)) {
+        context.strokeStyle = colour("faint-ink");
+        context.lineWidth = 1;
+        context.strokeRect(x + 0.5, top + 0.5, Math.max(1, wide - 2), tall - 1);
+      }
       if (row.critical.has(at)) {
         context.strokeStyle = this.ink;
         context.lineWidth = 2;

@@ -9,13 +9,13 @@ import { Timeline, paintLegend } from "./timeline.js";
 const NEXT_WORDS = { kill: "Kill (SIGKILL)", hang: "Hang (SIGSTOP)", slow: "Slow down to half", resume: "Full speed again", start: "Start a new one" };
 
 function facts(data) {
-  const ratio = data.iteration_us && data.planned_us ? ` (${(data.iteration_us / data.planned_us).toFixed(2)} × the plan's period at the measured speed of ops)` : "";
+  const ratio = data.iteration_us && data.planned_us ? h("small", {}, ` ${(data.iteration_us / data.planned_us).toFixed(2)} × the plan's period at the measured speed of ops`) : null;
   const total = data.shape ? data.shape.pipelines * data.shape.stages : null;
   const steps = data.steps_done ? `${formatCount(data.steps_done)}${data.num_steps ? ` of ${formatCount(data.num_steps)}` : ""}` : null;
   const rows = [
     ["Steps", steps], ["Loss", data.loss === null ? null : formatNumber(data.loss)],
     ["Throughput", data.samples_per_s === null ? null : `${formatNumber(data.samples_per_s)} samples/s`],
-    ["Iteration", data.iteration_us ? `${formatTime(data.iteration_us)}${ratio}` : null],
+    ["Iteration", data.iteration_us ? [formatTime(data.iteration_us), ratio] : null],
     ["Live workers", data.num_live === null ? null : `${formatCount(data.num_live)}${total ? ` of ${formatCount(total)}` : ""}`],
     data.source === "simulate" && data.shares ? ["Failures", `${formatCount(data.shares.failures)}, ${formatCount(data.shares.joins)} came back`] : ["Recoveries", data.num_recoveries ? `${formatCount(data.num_recoveries)}, ${formatTime(data.lost_us)} lost` : "none"],
     ["Checkpoint", data.checkpoint_steps ? `step ${formatCount(data.checkpoint_steps)}` : null],
