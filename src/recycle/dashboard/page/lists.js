@@ -106,7 +106,7 @@ export class Campaign {
       h("button", { type: "button", class: "link", onclick: () => { this.sort = { column, isDown: !(this.sort && this.sort.column === column && this.sort.isDown) }; this.draw(); } }, this.headOf(column))));
     const cut = rows.length > MOST_ROWS ? `; the first ${MOST_ROWS} of them are in the table` : "", missing = this.data.missing.map((one) => `; ${one}`).join("");
     fill(this.box, h("p", { class: "faint", role: "status" }, `${rows.length} of ${this.data.rows.length} rows${cut}${missing}`), rows.length ? [this.bars(rows),
-      table(this.data.title, heads, rows.slice(0, MOST_ROWS).map((row) => h("tr", {}, shown.map((index) => [row[index], index]).map(([value, index]) => h("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? this.textOf(value, index) : value ?? "–")))), { class: "dense" })] : h("p", { class: "empty" }, "No row is like this."));
+      h("section", { class: "panel" }, table(this.data.title, heads, rows.slice(0, MOST_ROWS).map((row) => h("tr", {}, shown.map((index) => [row[index], index]).map(([value, index]) => h("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? this.textOf(value, index) : value ?? "–")))), { class: "dense" }))] : h("p", { class: "empty" }, "No row is like this."));
   }
 
   // Times and bytes have their units beside each value, other numbers in the head of their column.

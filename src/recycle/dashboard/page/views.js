@@ -232,7 +232,7 @@ export class Events {
       this.count.textContent = `${formatCount(this.found.length)} shown of ${formatCount(answer.total)} events, the newest first; ops are in the timeline`;
       const looked = answer.next === null ? "" : ` among the newest ${formatCount(answer.total - answer.next)}`;
       this.more.textContent = this.found.length && answer.events.length ? "Show older events" : "Look further back";
-      fill(this.list, this.found.length ? eventTable(this.found) : h("p", { class: "empty" }, `No event is like this${looked}.`));
+      fill(this.list, this.found.length ? h("section", { class: "panel" }, eventTable(this.found)) : h("p", { class: "empty" }, `No event is like this${looked}.`));
     } catch (problem) { fill(this.list, h("p", { class: "empty" }, problem.message)); }
   }
 
