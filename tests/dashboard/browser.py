@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from recycle.core.plans.plan_source import PlanFolder
 from recycle.dashboard.views.run_list import RunList
 from recycle.dashboard.views.what_if import MakeSource
 from recycle.dashboard.web.guard import Access
@@ -37,6 +38,11 @@ def serving(root: Path, make_source: MakeSource | None = None, port: int = 0, to
         finally:
             server.should_exit = server.force_exit = True
             thread.join(20)
+
+
+def ready_plans(folder, today):
+    """The plans that lie in the folder of a run, as a source for what-if."""
+    return PlanFolder(folder / "ready")
 
 
 @contextmanager

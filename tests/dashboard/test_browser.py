@@ -1,50 +1,25 @@
 """The page in a real browser: runs that have ended, are damaged or hostile; by keyboard, on a phone, on a wall, in the dark."""
 
-import json
 from itertools import pairwise
 
 import pytest
 
 from recycle.core.events.record import Changed, Started
 from recycle.core.events.record_file import write_record
-from recycle.core.plans.plan_source import PlanFolder
 from tests.dashboard.browser import (
     FOUND_HTML,
     PHONE,
     find_violations,
     needs_browser,
     open_page,
+    ready_plans,
     serving,
     wait_until,
 )
-from tests.dashboard.run_folders import hostile_campaign, hostile_events, hostile_trace, write_run
-from tests.recovery_records import EPOCHS, degraded_plan
+from tests.dashboard.run_folders import write_run
 
 pytestmark = needs_browser
 VIEWS = ("overview", "iteration/6", "recoveries/0", "what-if/W1_1", "events")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A server for a run that has ended, a damaged one and a hostile one, with results of a campaign."""
-    root = tmp_path_factory.mktemp("runs")
-    degraded_plan().save(write_run(root / "a") / "ready" / "plan-W1_1.json")
-    write_run(root / "hostile", hostile_events())
-    write_record(root / "trace.jsonl", hostile_trace())
-    (root / "hostile.json").write_text(json.dumps(hostile_campaign()))
-    damaged = write_run(root / "damaged") / "record.jsonl"
-    lines = damaged.read_bytes().splitlines(keepends=True)
-    lines[20:24] = [b"\xff\x00 nonsense\n"]
-    damaged.write_bytes(b"".join(lines)[:-30])
-    (root / "scale.json").write_text(
-        '{"experiment": "scale", "assumptions": [], "results": {"4 x 8": {"recycle": [0.9], "oobleck": [0.7]}}}'
-    )
-    with serving(root, _ready_plans) as address:
-        yield address
-
-
-def _ready_plans(folder, today):
-    return PlanFolder(folder / "ready")
 
 
 def test_the_list_of_runs_leads_to_each_and_compares_them(browser, runs, problems):
@@ -63,29 +38,6 @@ def test_the_list_of_runs_leads_to_each_and_compares_them(browser, runs, problem
     page.wait_for_selector("text=2 of 2 rows")
     page.fill("#filter", "oob")
     page.wait_for_selector("text=1 of 2 rows")
-
-
-def test_an_iteration_shows_re_routed_ops_and_is_zoomed_by_keyboard(browser, runs, problems):
-    page = open_page(browser, f"{runs}#/run/a/iteration/{EPOCHS[1][0]}", problems)
-    wait_until(page, "window.recycle?.view()?.timeline?.lanes.size === 4")
-    lanes = "[...window.recycle.view().timeline.lanes.values()]"
-    assert (
-        page.evaluate(f"() => {lanes}.find(lane => lane.worker === 'W0_1').executed.ops.filter(op => op.isRerouted).length") > 0
-    )
-    assert page.evaluate(f"() => {lanes}.some(lane => lane.executed.vain.size > 0)")
-    assert page.evaluate(f"() => {lanes}.some(lane => lane.executed.critical.size > 0)")
-    view = "window.recycle.view().timeline.view"
-    whole = page.evaluate(f"() => {view}[1] - {view}[0]")
-    page.focus(".timeline canvas")
-    page.keyboard.press("+")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate(f"() => {view}[1] - {view}[0]") == pytest.approx(whole / 2)
-    page.keyboard.press("0")
-    page.hover(".timeline canvas", position={"x": 300, "y": 12})
-    assert page.evaluate(f"() => {view}[1] - {view}[0]") == pytest.approx(whole)
-    assert f"iteration={EPOCHS[1][0]}" in page.get_attribute("a:text-is('Perfetto trace')", "href")
-    page.click("[aria-label='the next iteration']")
-    wait_until(page, f"window.recycle.view().shown === {EPOCHS[1][0] + 1}")
 
 
 def test_a_recovery_shows_its_waterfall_and_messages(browser, runs, problems):
@@ -200,7 +152,7 @@ def test_html_would_be_found_if_the_page_made_elements_of_texts(browser, runs):
 def test_a_damaged_plan_is_named_and_the_rest_is_shown(browser, problems, tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / "plan.json").write_text('{"format": "recycle-plan", "version": 1, "problem"')
-    with serving(tmp_path, _ready_plans) as address:
+    with serving(tmp_path, ready_plans) as address:
         page = open_page(browser, f"{address}#/run/a/iteration/2", problems)
         page.wait_for_selector("text=No plan:")
         assert "is not JSON" in page.inner_text("main")
@@ -271,16 +223,6 @@ def test_on_a_phone_no_worker_hides_another(browser, tmp_path, problems):
         )
     assert len(places) == 24
     assert all(row != other or right <= left for (row, _, right), (other, left, _) in pairwise(places))
-
-
-def test_workers_are_reached_by_arrow_keys(browser, runs, problems):
-    page = open_page(browser, f"{runs}#/run/a/overview", problems)
-    page.focus("button[data-worker=W0_0]")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("h3:has-text('W1_1 live')")
-    assert page.locator("[data-action]").count() == 0  # nothing can be killed here
 
 
 def test_the_theme_is_kept(browser, runs, problems):

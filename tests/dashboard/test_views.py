@@ -158,7 +158,7 @@ def test_results_of_each_command_become_a_table(tmp_path):
     for number, data in enumerate((simulated, reproduced, advised)):
         (path := tmp_path / f"{number}.json").write_text(json.dumps(data))
         tables[campaign_kind(data)] = campaign(path, ServedFolder(tmp_path))
-    assert tables["simulate"]["columns"] == ["system", "throughput", "time_us busy"]
+    assert tables["simulate"]["columns"] == ["system", "throughput", "time: busy"]
     assert tables["reproduce"]["rows"] == [["4 x 8", "recycle", 0.9, 0.8], ["4 x 8", "oobleck", 0.7, 0.6]]
     assert [row[0] for row in tables["advise"]["rows"]] == ["recycle", "oobleck"]
     assert campaign_kind([1]) == campaign_kind({"a": 1}) == ""

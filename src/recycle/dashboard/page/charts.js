@@ -14,12 +14,24 @@ function formatTick(at) {
   return `${Number(at.toFixed(3))} s`;
 }
 
+const ZOOM_KEYS = "Plus and minus zoom, arrows move, zero shows all.";
+
+// The part of `whole` that a key shows next, from `part`; null for a key that is not for zooming.
+export function partOfKey(key, part, whole) {
+  const [from, to] = part, [low, high] = whole, isIn = key === "+" || key === "=", isOut = key === "-", step = { ArrowLeft: -1, ArrowRight: 1 }[key];
+  if (key === "0") return whole;
+  if (!isIn && !isOut && !step) return null;
+  const span = Math.min(high - low, Math.max((high - low) / 10000, (to - from) * (isIn ? 0.5 : isOut ? 2 : 1)));
+  const start = Math.max(low, Math.min((from + to - span) / 2 + (step ? (step * span) / 8 : 0), high - span));
+  return [start, start + span];
+}
+
 export class TimeChart {
   // `load(from_us, to_us)` gives the series of a part of the run.
   constructor(title, unit, load, { isZeroBased = false, isStepped = false } = {}) {
     Object.assign(this, { title, unit, load, isZeroBased, isStepped });
-    this.box = h("div", { class: "plot", role: "img", "aria-label": title });
-    this.legend = h("span", { class: "value" });
+    this.box = h("div", { class: "plot", role: "img", tabindex: "0", "aria-label": title, onkeydown: (event) => this.onKey(event) });
+    this.legend = h("span", { class: "value", role: "status" });
     this.reset = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.zoomOut() }, "whole run");
     this.node = h("figure", { class: "chart" }, h("figcaption", {}, h("span", { class: "title" }, title), h("span", { class: "unit" }, unit), this.legend, this.reset), this.box);
     this.marks = [];
@@ -39,12 +51,12 @@ export class TimeChart {
 
   show(series) {
     const isThin = series.num > series.at_s.length;
-    this.box.setAttribute("aria-label", describe(this.title, this.unit, series));
+    this.box.setAttribute("aria-label", `${describe(this.title, this.unit, series)}. ${ZOOM_KEYS} Shift and arrows read single points.`);
     const data = [series.at_s, series.mean, isThin ? series.low : [], isThin ? series.high : []];
     if (!isThin) { data[2] = series.mean; data[3] = series.mean; }
     this.data = data;
     this.isEmpty = !series.at_s.length;
-    if (this.isEmpty) { this.destroy(); fill(this.box, h("p", { class: "empty" }, "Nothing is recorded yet.")); return; }
+    if (this.isEmpty) { this.destroy(); fill(this.box, h("p", { class: "empty" }, this.zoom ? "Nothing is recorded in this part." : "Nothing is recorded yet.")); return; }
     if (!this.plot) this.make();
     else this.plot.setData(this.data, !this.zoom);
   }
@@ -73,18 +85,41 @@ export class TimeChart {
     this.box.ondblclick = () => this.zoomOut();
   }
 
+  // Answers that come after another part was asked for are left out.
   async zoomIn(from, to) {
-    this.zoom = [from, to];
+    const asked = (this.zoom = [from, to]);
     this.reset.hidden = false;
-    this.plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    this.show(await this.load(Math.floor(from * 1e6), Math.ceil(to * 1e6)));
-    if (this.plot) this.plot.setScale("x", { min: from, max: to });
+    if (this.plot) { this.plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false); this.plot.setScale("x", { min: from, max: to }); }
+    try {
+      const series = await this.load(Math.floor(from * 1e6), Math.ceil(to * 1e6));
+      if (asked !== this.zoom) return;
+      this.show(series);
+      if (this.plot) this.plot.setScale("x", { min: from, max: to });
+    } catch (problem) { if (asked === this.zoom) this.legend.textContent = problem.message; }
   }
 
   zoomOut() {
     this.zoom = null;
     this.reset.hidden = true;
     this.show(this.whole);
+  }
+
+  onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.whole || !this.whole.at_s.length) return;
+    const whole = [0, Math.max(this.end || 0, this.whole.at_s[this.whole.at_s.length - 1])];
+    const part = event.shiftKey && event.key.startsWith("Arrow") ? null : partOfKey(event.key, this.zoom ?? whole, whole);
+    if (part) { if (part[1] - part[0] >= whole[1] - whole[0]) this.zoomOut(); else this.zoomIn(...part); }
+    else if (event.shiftKey && { ArrowLeft: 1, ArrowRight: 1 }[event.key] && this.plot) this.readPoint(event.key === "ArrowLeft" ? -1 : 1);
+    else return;
+    event.preventDefault();
+  }
+
+  // Move the cursor to the next point that is shown; `say` tells its value.
+  readPoint(step) {
+    const [from, to] = this.zoom ?? [-Infinity, Infinity], times = this.data[0], shown = times.map((at, index) => index).filter((index) => times[index] >= from && times[index] <= to);
+    if (!shown.length) return;
+    const now = shown.indexOf(this.plot.cursor.idx), next = shown[now < 0 ? (step > 0 ? 0 : shown.length - 1) : Math.max(0, Math.min(shown.length - 1, now + step))];
+    this.plot.setCursor({ left: this.plot.valToPos(times[next], "x"), top: this.plot.valToPos(this.data[1][next], "y") });
   }
 
   drawMarks(plot) {

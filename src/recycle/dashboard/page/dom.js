@@ -66,6 +66,13 @@ export async function getJson(path, parameters = {}) {
 export const isDark = () => document.documentElement.dataset.theme === "dark";
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+// The contrast of two colours as WCAG defines it; they are written #rrggbb.
+export function contrast(one, other) {
+  const light = (code) => [1, 3, 5].map((at) => parseInt(code.slice(at, at + 2), 16) / 255).map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)).reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}
+
 // A table with a caption for screen readers; cells are texts or nodes.
 export function table(caption, columns, rows, attributes = {}) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },

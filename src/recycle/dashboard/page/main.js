@@ -51,7 +51,9 @@ function show(made, focuses) {
   if (view) view.close();
   view = made;
   fill(byId("main"), made.node);
-  if (focuses) byId("main").focus();
+  if (!focuses) return;
+  byId("main").focus({ preventScroll: true });
+  window.scrollTo(0, 0);
 }
 
 function tabs(id, chosen) {

@@ -1,30 +1,32 @@
 // An iteration on a canvas: a lane for each worker, executed above planned. Only what is visible is drawn and fetched.
 
-import { colour, fill, formatTime, h, isDark, placed } from "./dom.js";
+import { colour, contrast, fill, formatTime, h, isDark, placed } from "./dom.js";
+import { decode, lowerBound, opAt } from "./lanes.js";
 
-const LANE = 34, LABEL = 74, AXIS = 24, CHUNK = 64, LEAST_SPAN_US = 20;
-const OP = /^(\d+)([FBIW])(\d+)@(\d+)$/;
+const LANE = 34, LABEL = 74, AXIS = 24, CHUNK = 64, LEAST_SPAN_US = 20, LEAST_CONTRAST = 3;
 
 export class Timeline {
   // `source`: workers, dead, executed_us, planned_us, slowdown, fetch(first, last) -> lanes; `planned_us` may stand alone.
   constructor(paints) {
     this.paints = paints;
     this.canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "timeline" });
-    this.tip = h("div", { class: "tip", role: "status" });
+    this.tip = h("div", { class: "tip", role: "status", "aria-live": "polite" });
     this.spacer = h("div", { class: "spacer" }, this.canvas);
     this.scroller = h("div", { class: "timeline-scroll", tabindex: "-1" }, this.spacer);
     const button = (text, label, act) => h("button", { type: "button", class: "quiet", "aria-label": label, title: label, onclick: act }, text);
-    this.buttons = h("div", { class: "zoom" }, h("span", { class: "hint" }, "Drag to move, Shift or Ctrl and the wheel to zoom; + − 0 and arrows on the keyboard"), button("+", "zoom in", () => this.zoom(0.5)), button("−", "zoom out", () => this.zoom(2)), button("⟷", "show the whole iteration", () => this.fit()));
+    this.buttons = h("div", { class: "zoom" }, h("span", { class: "hint" }, "Drag to move, Shift or Ctrl and the wheel to zoom; + − 0 and arrows on the keyboard, with Shift from op to op"), button("+", "zoom in", () => this.zoom(0.5)), button("−", "zoom out", () => this.zoom(2)), button("⟷", "show the whole iteration", () => this.fit()));
     this.node = h("div", { class: "timeline" }, this.buttons, this.scroller, this.tip);
     this.lanes = new Map();
     this.pending = new Set();
     this.patterns = new Map();
     this.frames = [];
+    this.chosen = null;
     this.canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     this.canvas.addEventListener("pointerdown", (event) => this.onDown(event));
     this.canvas.addEventListener("pointermove", (event) => this.onMove(event));
-    this.canvas.addEventListener("pointerleave", () => fill(this.tip));
+    this.canvas.addEventListener("pointerleave", () => this.tell(this.chosen));
     this.canvas.addEventListener("keydown", (event) => this.onKey(event));
+    this.canvas.addEventListener("blur", () => this.choose(null));
     this.scroller.addEventListener("scroll", () => this.draw());
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.scroller);
@@ -39,10 +41,11 @@ export class Timeline {
     this.extent = Math.max(source.executed_us || 0, (source.planned_us || 0) * (source.slowdown || 1), 1);
     this.begin = source.from_us ?? 0;
     this.margin = 0.01 * (this.extent - this.begin);
+    if (!keepView) this.choose(null);
     this.view = keepView && view ? view : [this.begin - this.margin, this.extent + this.margin];
     placed(this.spacer, { height: `${source.workers.length * LANE + AXIS + 4}px` });
     placed(this.scroller, { height: `${Math.min(source.workers.length * LANE + AXIS + 18, Math.max(260, window.innerHeight - 260))}px` });
-    this.canvas.setAttribute("aria-label", `${source.label}: ${source.workers.length} workers, ${formatTime(source.executed_us || source.planned_us)}. Plus and minus zoom, arrows move.`);
+    this.canvas.setAttribute("aria-label", `${source.label}: ${source.workers.length} workers, ${formatTime(source.executed_us || source.planned_us)}. Plus and minus zoom, arrows move, Shift and arrows go from op to op.`);
     this.draw();
   }
 
@@ -81,8 +84,15 @@ export class Timeline {
 
   onKey(event) {
     const span = this.view[1] - this.view[0];
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.shiftKey && event.key.startsWith("Arrow")) {
+      event.preventDefault();
+      if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.chooseBeside(event.key === "ArrowLeft" ? -1 : 1);
+      else this.chooseRow(event.key === "ArrowUp" ? -1 : 1);
+      return;
+    }
     const acts = {
-      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.fit(),
+      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.fit(), Escape: () => this.choose(null),
       ArrowLeft: () => this.move(this.view[0] - span / 8), ArrowRight: () => this.move(this.view[0] + span / 8),
       ArrowDown: () => this.scroller.scrollBy(0, LANE), ArrowUp: () => this.scroller.scrollBy(0, -LANE),
     };
@@ -118,21 +128,24 @@ export class Timeline {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = colour("panel");
     context.fillRect(0, 0, width, height);
-    const scroll = this.scroller.scrollTop, first = Math.max(0, Math.floor(scroll / LANE)), last = Math.min(source.workers.length, Math.ceil((scroll + height) / LANE));
+    const scroll = this.scroller.scrollTop - AXIS, first = Math.max(0, Math.floor((scroll + AXIS) / LANE)), last = Math.min(source.workers.length, Math.ceil((scroll + height) / LANE));
     this.fetchMissing(first, last);
     this.ink = colour("ink");
+    // In the dark, an op whose colour is close to that of the bubbles has an edge.
+    this.edged = new Set(Object.keys(this.paints).filter((look) => isDark() && contrast(this.paints[look].fill, colour("bubble")) < LEAST_CONTRAST));
     this.scale = (width - LABEL) / (this.view[1] - this.view[0]);
     context.save();
     context.beginPath();
-    context.rect(LABEL, 0, width - LABEL, height - AXIS);
+    context.rect(LABEL, AXIS, width - LABEL, height - AXIS);
     context.clip();
     context.fillStyle = colour("bubble");
     for (let number = first; number < last; number++) if (!this.isEmpty(number)) context.fillRect(LABEL, number * LANE - scroll + 3, width - LABEL, 18);
     this.paintGrid(context, width, height);
     for (let number = first; number < last; number++) this.paintLane(context, number, number * LANE - scroll);
+    this.paintChosen(context, scroll);
     context.restore();
     this.paintLabels(context, first, last, scroll, height);
-    this.paintAxis(context, width, height);
+    this.paintAxis(context, width);
   }
 
   // Whether a worker is dead and did nothing that counted.
@@ -169,6 +182,11 @@ export class Timeline {
       const op = row.ops[at];
       context.fillStyle = row.vain.has(at) ? this.pattern("vain") : op.isRerouted ? this.pattern(op.look) : this.paintOf(op.look).fill;
       context.fillRect(x, top, Math.max(0.7, wide - (wide > 3 ? 1 : 0)), tall);
+      if (wide > 3 && this.edged.has(op.look)) {
+        context.strokeStyle = colour("faint-ink");
+        context.lineWidth = 1;
+        context.strokeRect(x + 0.5, top + 0.5, Math.max(1, wide - 2), tall - 1);
+      }
       if (row.critical.has(at)) {
         context.strokeStyle = this.ink;
         context.lineWidth = 2;
@@ -205,16 +223,16 @@ export class Timeline {
     context.beginPath();
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       const x = Math.round(LABEL + (at - from) * this.scale) + 0.5;
-      context.moveTo(x, 0);
-      context.lineTo(x, height - AXIS + 4);
+      context.moveTo(x, AXIS - 4);
+      context.lineTo(x, height);
     }
     context.stroke();
   }
 
-  paintAxis(context, width, height) {
-    const [from, to] = this.view, top = height - AXIS;
+  paintAxis(context, width) {
+    const [from, to] = this.view;
     context.fillStyle = colour("panel");
-    context.fillRect(0, top, width, AXIS);
+    context.fillRect(0, 0, width, AXIS);
     context.fillStyle = colour("faint-ink");
     context.font = "11px system-ui, sans-serif";
     const step = roundStep((to - from) / Math.max(2, (width - LABEL) / 110));
@@ -222,8 +240,10 @@ export class Timeline {
       const x = LABEL + (at - from) * this.scale;
       if (x > width - 20) break;
       const text = at === 0 ? "0" : formatTime(at);
-      context.fillText(text, Math.min(x + 3, width - context.measureText(text).width - 4), top + 17);
+      context.fillText(text, Math.min(x + 3, width - context.measureText(text).width - 4), 15);
     }
+    context.fillStyle = colour("rule");
+    context.fillRect(0, AXIS - 1, width, 1);
   }
 
   async fetchMissing(first, last) {
@@ -235,6 +255,8 @@ export class Timeline {
       source.fetch(chunk * CHUNK, (chunk + 1) * CHUNK).then((lanes) => {
         if (this.source !== source) return;
         this.keep(chunk * CHUNK, lanes);
+        const now = this.chosen;
+        if (now && now.number >= chunk * CHUNK && now.number < chunk * CHUNK + lanes.length) this.choose({ ...now, at: this.opAt(now, now.time ?? 0) });
         this.draw();
       }, () => this.pending.delete(chunk));
     }
@@ -261,47 +283,94 @@ export class Timeline {
   }
 
   onMove(event) {
-    const number = Math.floor((event.offsetY + this.scroller.scrollTop) / LANE), lane = this.lanes.get(number);
-    if (!lane || event.offsetX < LABEL) { fill(this.tip); return; }
-    const inside = (event.offsetY + this.scroller.scrollTop) % LANE, isPlanned = !lane.executed || (lane.planned && inside > 21);
-    const row = isPlanned ? lane.planned : lane.executed, factor = isPlanned ? this.source.slowdown || 1 : 1, time = this.timeAt(event.offsetX);
+    const down = event.offsetY + this.scroller.scrollTop - AXIS, number = Math.floor(down / LANE), lane = this.lanes.get(number);
+    if (!lane || event.offsetX < LABEL || event.offsetY < AXIS) { this.tell(this.chosen); return; }
+    const isPlanned = !lane.executed || Boolean(lane.planned && down % LANE > 21);
+    const row = isPlanned ? lane.planned : lane.executed, factor = this.factorOf(isPlanned), time = this.timeAt(event.offsetX);
     const at = row ? row.starts.findIndex((start, index) => start * factor <= time && (start + row.lengths[index]) * factor >= time) : -1;
-    if (at < 0) { fill(this.tip); return; }
+    this.tell(at < 0 ? this.chosen : { number, isPlanned, at });
+  }
+
+  factorOf(isPlanned) { return isPlanned ? this.source.slowdown || 1 : 1; }
+  opAt(place, time) { return opAt(this.rowOf(place), time, this.factorOf(place.isPlanned)); }
+  rowOf({ number, isPlanned }) { const lane = this.lanes.get(number); return lane ? (isPlanned ? lane.planned : lane.executed) : null; }
+
+  // The details of an op, below the timeline.
+  tell(place) {
+    const text = place ? this.describe(place) : "";
+    if (this.tip.textContent !== text) fill(this.tip, text);
+  }
+
+  describe({ number, isPlanned, at }) {
+    const lane = this.lanes.get(number), row = this.rowOf({ number, isPlanned }), name = this.source.workers[number];
+    if (!lane) return `${name}: loading …`;
+    if (!row || !row.ops[at]) return `${name}: no op ${isPlanned ? "is planned" : "was executed"}`;
     const op = row.ops[at], facts = [`${lane.worker} ${op.full}`, this.paintOf(op.look).meaning];
     if (op.isRerouted) facts.push(`re-routed from pipeline ${op.home}`);
     if (row.vain.has(at)) facts.push("in vain");
     if (row.critical.has(at)) facts.push("critical");
-    facts.push(`${isPlanned ? "planned " : ""}${formatTime(row.lengths[at])} from ${formatTime(row.starts[at])}`);
+    const factor = this.factorOf(true), atSpeed = factor === 1 ? " by the profile" : " at the measured speed", planned = (time) => formatTime(time * factor);
+    facts.push(isPlanned ? `planned ${planned(row.lengths[at])} from ${planned(row.starts[at])}${atSpeed}` : `${formatTime(row.lengths[at])} from ${formatTime(row.starts[at])}`);
     const other = isPlanned ? lane.executed : lane.planned, twin = other ? other.ops.findIndex((one) => one.full === op.full) : -1;
-    if (twin >= 0) facts.push(`${isPlanned ? "took" : "planned"} ${formatTime(other.lengths[twin])}`);
-    fill(this.tip, facts.join(" · "));
+    if (twin >= 0) facts.push(isPlanned ? `took ${formatTime(other.lengths[twin])}` : `planned ${planned(other.lengths[twin])}${atSpeed}`);
+    return facts.join(" · ");
+  }
+
+  // Choose an op of a lane, executed or planned: it is framed, shown and told.
+  choose(place) {
+    this.chosen = place;
+    this.tell(place);
+    this.draw();
+    const op = place && this.spanOf(place);
+    if (!place) return;
+    const top = place.number * LANE, seen = this.scroller.clientHeight - AXIS;
+    if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
+    else if (top + LANE > this.scroller.scrollTop + seen) this.scroller.scrollTop = top + LANE - seen;
+    const span = this.view[1] - this.view[0];
+    if (op && (op[0] < this.view[0] || op[1] > this.view[1])) this.move(op[1] - op[0] > span ? op[0] - span / 8 : (op[0] + op[1] - span) / 2);
+  }
+
+  spanOf(place) {
+    const row = this.rowOf(place), factor = this.factorOf(place.isPlanned);
+    return row && row.ops[place.at] ? [row.starts[place.at] * factor, (row.starts[place.at] + row.lengths[place.at]) * factor] : null;
+  }
+
+  chooseBeside(step) {
+    if (!this.chosen) { this.chooseRow(0); return; }
+    const row = this.rowOf(this.chosen);
+    if (row && row.ops.length) this.choose({ ...this.chosen, at: Math.max(0, Math.min(row.ops.length - 1, this.chosen.at + step)) });
+  }
+
+  // The rows are, from above: what a worker executed, what was planned for it, what the next one executed.
+  chooseRow(step) {
+    const rowsOf = (number) => { const lane = this.lanes.get(number); return lane ? [false, true].filter((isPlanned) => (isPlanned ? lane.planned : lane.executed)) : [false]; };
+    const now = this.chosen, number = now ? now.number : Math.floor(this.scroller.scrollTop / LANE), kinds = rowsOf(number);
+    let next = { number, isPlanned: now ? now.isPlanned : kinds[0] ?? false };
+    if (now && step) {
+      const kind = kinds.indexOf(now.isPlanned) + step;
+      const other = Math.max(0, Math.min(this.source.workers.length - 1, number + step)), others = rowsOf(other);
+      if (kinds[kind] !== undefined) next = { number, isPlanned: kinds[kind] };
+      else if (other !== number) next = { number: other, isPlanned: others[step > 0 ? 0 : others.length - 1] ?? false };
+      else return;
+    }
+    const span = now ? this.spanOf(now) : null;
+    this.choose({ ...next, at: this.opAt(next, span ? span[0] : now?.time ?? Math.max(0, this.view[0])), time: span ? span[0] : now?.time });
+  }
+
+  paintChosen(context, scroll) {
+    const span = this.chosen && this.spanOf(this.chosen);
+    if (!span) return;
+    const lane = this.lanes.get(this.chosen.number), hasBoth = lane.executed && lane.planned;
+    const [offset, tall] = hasBoth ? (this.chosen.isPlanned ? [23, 8] : [3, 18]) : [4, 24];
+    const x = LABEL + (span[0] - this.view[0]) * this.scale, wide = Math.max(3, (span[1] - span[0]) * this.scale), top = this.chosen.number * LANE - scroll + offset;
+    for (const [outset, ink] of [[3, colour("panel")], [1.5, colour("ink")]]) {
+      context.strokeStyle = ink;
+      context.lineWidth = 3;
+      context.strokeRect(x - outset, top - outset, wide + 2 * outset, tall + 2 * outset);
+    }
   }
 
   close() { this.observer.disconnect(); }
-}
-
-function decode(lane) {
-  return { worker: lane.worker, executed: row(lane.worker, lane.executed, lane.critical), planned: row(lane.worker, lane.planned, []) };
-}
-
-function row(worker, columns, critical) {
-  if (!columns) return null;
-  const pipeline = (/^W(\d+)_/.exec(worker) || [])[1];
-  const ops = columns.ops ? columns.ops.split(" ").map((full) => {
-    const match = OP.exec(full);
-    return match ? { full, look: match[2], text: `${match[2]}${match[3]}`, home: match[4], isRerouted: match[4] !== pipeline } : { full, look: full, text: "", isRerouted: false };
-  }) : [];
-  return { ops, starts: columns.starts, lengths: columns.lengths, vain: new Set(columns.vain), critical: new Set(critical) };
-}
-
-// The first op that may end after `from`; rows are in order of their starts.
-function lowerBound(row, from, factor) {
-  let low = 0, high = row.starts.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if ((row.starts[middle] + row.lengths[middle]) * factor < from) low = middle + 1; else high = middle;
-  }
-  return Math.max(0, low - 2);
 }
 
 function roundStep(size) {

@@ -9,13 +9,13 @@ import { Timeline, paintLegend } from "./timeline.js";
 const NEXT_WORDS = { kill: "Kill (SIGKILL)", hang: "Hang (SIGSTOP)", slow: "Slow down to half", resume: "Full speed again", start: "Start a new one" };
 
 function facts(data) {
-  const ratio = data.iteration_us && data.planned_us ? ` (${(data.iteration_us / data.planned_us).toFixed(2)} × planned)` : "";
+  const ratio = data.iteration_us && data.planned_us ? h("small", {}, ` ${(data.iteration_us / data.planned_us).toFixed(2)} × the plan's period at the measured speed of ops`) : null;
   const total = data.shape ? data.shape.pipelines * data.shape.stages : null;
   const steps = data.steps_done ? `${formatCount(data.steps_done)}${data.num_steps ? ` of ${formatCount(data.num_steps)}` : ""}` : null;
   const rows = [
     ["Steps", steps], ["Loss", data.loss === null ? null : formatNumber(data.loss)],
     ["Throughput", data.samples_per_s === null ? null : `${formatNumber(data.samples_per_s)} samples/s`],
-    ["Iteration", data.iteration_us ? `${formatTime(data.iteration_us)}${ratio}` : null],
+    ["Iteration", data.iteration_us ? [formatTime(data.iteration_us), ratio] : null],
     ["Live workers", data.num_live === null ? null : `${formatCount(data.num_live)}${total ? ` of ${formatCount(total)}` : ""}`],
     data.source === "simulate" && data.shares ? ["Failures", `${formatCount(data.shares.failures)}, ${formatCount(data.shares.joins)} came back`] : ["Recoveries", data.num_recoveries ? `${formatCount(data.num_recoveries)}, ${formatTime(data.lost_us)} lost` : "none"],
     ["Checkpoint", data.checkpoint_steps ? `step ${formatCount(data.checkpoint_steps)}` : null],
@@ -55,7 +55,7 @@ export class Overview {
     this.node = h("div", { class: "overview" }, h("h1", { class: "hidden" }, "Overview"), this.status, this.facts,
       h("div", {}, h("section", { class: "panel workers-panel" }, h("h2", {}, "Workers"), this.grid.counts, this.grid.node, this.detail),
         h("section", { class: "panel" }, h("h2", {}, "Where the time went"), this.shares)),
-      h("div", {}, h("section", { class: "panel" }, h("h2", {}, "Progress"), h("p", { class: "faint" }, "✕ a worker left · ▲ a worker joined · drag to zoom"), this.charts.loss.node, this.charts.rate.node, this.charts.live.node)),
+      h("div", {}, h("section", { class: "panel" }, h("h2", {}, "Progress"), h("p", { class: "faint" }, "✕ a worker left · ▲ a worker joined · drag to zoom, or + − 0 and arrows on the keyboard"), this.charts.loss.node, this.charts.rate.node, this.charts.live.node)),
       this.recoveries);
   }
 
@@ -232,7 +232,7 @@ export class Events {
       this.count.textContent = `${formatCount(this.found.length)} shown of ${formatCount(answer.total)} events, the newest first; ops are in the timeline`;
       const looked = answer.next === null ? "" : ` among the newest ${formatCount(answer.total - answer.next)}`;
       this.more.textContent = this.found.length && answer.events.length ? "Show older events" : "Look further back";
-      fill(this.list, this.found.length ? eventTable(this.found) : h("p", { class: "empty" }, `No event is like this${looked}.`));
+      fill(this.list, this.found.length ? h("section", { class: "panel" }, eventTable(this.found)) : h("p", { class: "empty" }, `No event is like this${looked}.`));
     } catch (problem) { fill(this.list, h("p", { class: "empty" }, problem.message)); }
   }
 
@@ -285,8 +285,9 @@ export class Iteration {
       if (!this.timeline) { this.timeline = new Timeline(data.paints); fill(this.box, paintLegend(data.paints), this.timeline.node); }
       this.answer = answer;
       this.vainBox.hidden = !(answer.vain_from_us < 0);
-      const beside = answer.period_us ? `, planned ${formatTime(answer.period_us * (answer.slowdown || 1))} at the speed at which ops ran (${formatTime(answer.period_us)} by the profile)` : "";
-      fill(this.about, `${formatTime(answer.length_us)} from the first op to the last${beside}. `, `${formatCount(answer.num_ops)} ops${answer.num_in_vain ? `, ${formatCount(answer.num_in_vain)} in vain` : ""}${answer.dead.length ? `, dead: ${answer.dead.slice(0, 8).join(", ")}${answer.dead.length > 8 ? " and more" : ""}` : ""}. `,
+      const scaled = answer.slowdown ? `The plan's period at the measured speed of ops: ${formatTime(answer.period_us * answer.slowdown)}; with the times of its profile it is ${formatTime(answer.period_us)}, and ops took ${formatNumber(answer.slowdown, 3)} × as long as the profile says. ` : `The plan's period with the times of its profile: ${formatTime(answer.period_us)}. `;
+      const beside = answer.period_us ? scaled : "";
+      fill(this.about, `${formatTime(answer.length_us)} from the first op to the last. ${beside}`, `${formatCount(answer.num_ops)} ops${answer.num_in_vain ? `, ${formatCount(answer.num_in_vain)} in vain` : ""}${answer.dead.length ? `, dead: ${answer.dead.slice(0, 8).join(", ")}${answer.dead.length > 8 ? " and more" : ""}` : ""}. `,
         answer.critical.length ? `Critical: ${answer.critical.length} ops, the last is ${answer.critical[answer.critical.length - 1]}. ` : "", answer.plan_problem ? `No plan: ${answer.plan_problem}` : "",
         "In each lane, above what was executed, below what was planned.");
       this.draw(false);
