@@ -37,7 +37,7 @@ demo: $(READY)
 # Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines, etcd and a browser, which are tested in CI.
 IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
 	--ignore tests/integrations/test_slurm.py --ignore tests/integrations/test_ray.py --ignore tests/integrations/test_kubernetes_processes.py \
-	--ignore tests/dashboard/test_browser.py --ignore tests/dashboard/test_browser_live.py --ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
+	--ignore-glob 'tests/dashboard/test_browser*.py' --ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
