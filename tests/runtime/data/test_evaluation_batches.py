@@ -1,8 +1,12 @@
 """The micro-batches of evaluation data that are a stream."""
 
+import pytest
 import torch
 
+from recycle.runtime.data.data_options import DataOptions
 from recycle.runtime.data.evaluation_batches import evaluation_batches_of
+from recycle.runtime.data.joining import make_join
+from tests.runtime.data_runs import Counted, Stateful, hugging_face, joined_rows
 
 
 class Numbers:
@@ -38,3 +42,14 @@ def test_an_evaluation_that_is_begun_again_after_a_part_of_a_round_gives_the_sam
     made = batches(Numbers())
     for number in (1, 0, 5, 1, 0, 3, 2):
         assert made[number][0].tolist() == [2 * number, 2 * number + 1]
+
+
+@pytest.mark.parametrize("make", [Counted, Stateful, hugging_face])
+def test_every_evaluation_reads_the_beginning_of_a_stream_of_any_kind(make):
+    join, stream = make_join(DataOptions(collate=joined_rows)) if make is hugging_face else None, make()
+    alone = [evaluation_batches_of(make(), 12, 3, 2, join)[number] for number in range(4)]
+    made = evaluation_batches_of(stream, 12, 3, 2, join)
+    for number in (0, 1, 3, 0, 2, 1, 0, 1, 2, 3):
+        for made_part, part in zip(made[number], alone[number], strict=True):
+            assert torch.equal(made_part, part)
+    assert not torch.equal(alone[0][0], alone[1][0])
