@@ -32,6 +32,22 @@ def test_another_process_is_refused_until_the_first_one_is_dead(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_the_end_of_another_process_is_waited_for(tmp_path, monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "locked\n"
+        waits = []
+
+        def end_holder(seconds):
+            waits.append(seconds)
+            holder.kill()
+            holder.wait()
+
+        monkeypatch.setattr("recycle.host.folder_lock.time.sleep", end_holder)
+        with locked(tmp_path, wait_s=60):
+            monkeypatch.undo()
+        assert len(waits) == 1
+
+
 def test_a_lock_is_released_after_its_block_and_after_an_error(tmp_path):
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), locked(tmp_path):

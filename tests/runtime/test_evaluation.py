@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import recycle
-from recycle.core.errors import DatasetTooSmall, UserError
+from recycle.core.errors import DataFailed, DatasetTooSmall, UserError
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.op_columns import OPTIMIZER
 from recycle.core.events.record import Evaluated, OpRan, Spell, Stepped
@@ -84,6 +85,20 @@ def train(
     )
 
 
+class Streamed:
+    """The samples of `Curves`, without numbers. With a `log`, it has a line for every sample that a process reads."""
+
+    def __init__(self, seed, num_samples, log=None):
+        self.curves, self.log = Curves(seed, num_samples), log
+
+    def __iter__(self):
+        for number in range(len(self.curves)):
+            if self.log is not None:
+                with open(self.log, "a", encoding="utf-8") as log:
+                    log.write(f"{os.getpid()} {number}\n")
+            yield self.curves[number]
+
+
 @cache
 def undisturbed():
     return {each.num_steps: each.loss for each in train().evaluations}
@@ -146,6 +161,29 @@ def test_it_is_the_same_number_whoever_is_dead(fail, lines, techniques):
     assert {each.num_steps: each.loss for each in trained.evaluations} == undisturbed()
 
 
+@pytest.mark.parametrize(("fail", "lines"), [("", ()), ("W1_0", ()), ("", ("kill W0_1@2", "kill coordinator@4", "kill W1_0@5"))])
+def test_a_stream_gives_the_number_of_its_first_samples_in_every_evaluation(fail, lines, tmp_path):
+    log = tmp_path / "log"
+    trained = train(fail, lines, evaluation=EvaluationOptions(Streamed(2, 30, log), EVERY, samples=19))
+    assert {each.num_steps: each.loss for each in trained.evaluations} == undisturbed()
+    assert trained.evaluations[-1].num_microbatches == 9
+    if not lines:
+        # The job itself reads the first micro-batch; workers read once in every evaluation, to the last whole micro-batch.
+        counts = Counter(map(tuple, (line.split() for line in log.read_text(encoding="utf-8").splitlines())))
+        assert {int(number) for _, number in counts} == set(range(18))
+        assert {count for (_, number), count in counts.items() if int(number) >= SAMPLES} == {STEPS // EVERY}
+
+
+def test_the_first_samples_of_a_dataset_are_evaluated():
+    trained = train(evaluation=EvaluationOptions(Curves(2, 40), EVERY, samples=19))
+    assert {each.num_steps: each.loss for each in trained.evaluations} == undisturbed()
+
+
+def test_a_stream_that_ends_within_an_evaluation_is_told_in_a_sentence():
+    with pytest.raises(DataFailed, match="the evaluation stream ended after 9 samples, but an evaluation is to read 19: give"):
+        train(evaluation=EvaluationOptions(Streamed(2, 9), EVERY, samples=19))
+
+
 @pytest.mark.parametrize("techniques", [ALL, SYNCHRONOUS])
 def test_an_evaluation_in_which_a_worker_dies_is_done_again(techniques, tmp_path):
     trained = train(evaluation=EvaluationOptions(Curves(2, 19, str(tmp_path / "flag")), EVERY), techniques=techniques)
@@ -203,7 +241,13 @@ def test_a_run_ends_with_a_checkpoint_when_its_time_is_over(tmp_path):
         (lambda: EvaluationOptions(None, 2), UserError, "nothing to evaluate"),
         (lambda: EvaluationOptions(Curves(1, 4), -1), UserError, "steps between evaluations is -1"),
         (lambda: EvaluationOptions(Curves(1, 1), 2), DatasetTooSmall, "1 samples, but a micro-batch has 2"),
-        (lambda: EvaluationOptions(iter([]), 2), UserError, "must be map-style"),
+        (lambda: EvaluationOptions(3, 2), UserError, "must be map-style"),
+        (lambda: EvaluationOptions(Curves(1, 19), samples=-1), UserError, "number of samples of an evaluation is -1"),
+        (lambda: EvaluationOptions(Curves(1, 19), samples=20), DatasetTooSmall, "to read 20 samples, but .* have 19"),
+        (lambda: EvaluationOptions(Streamed(2, 19)), UserError, r"give EvaluationOptions\(samples=...\)"),
+        (lambda: EvaluationOptions(Streamed(2, 19), samples=1), DatasetTooSmall, "1 samples, but a micro-batch has 2"),
+        (lambda: EvaluationOptions(iter([]), samples=4), UserError, "can be read once only"),
+        (lambda: EvaluationOptions(DataLoader(Curves(2, 19), 2), samples=4), UserError, "are a loader, .*: give its dataset"),
         (lambda: EvaluationOptions([(torch.ones(4), torch.ones(4))] * 2, 2), UserError, "the inputs of the evaluation data are"),
     ],
 )

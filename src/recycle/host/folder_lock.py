@@ -2,18 +2,22 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recycle.core.errors import FileProblem
 
+_LOOK_S = 0.05
+
 
 @contextmanager
-def locked(folder: Path, is_required: bool = True) -> Iterator[None]:
+def locked(folder: Path, is_required: bool = True, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of a folder inside the block. A folder that is not there, or a file system without locks, is not locked.
 
-    Unless the lock `is_required`, another process may hold it: something else decides then who works in the folder.
+    Unless the lock `is_required`, another process may hold it: something else decides then who works in the folder. A required
+    lock is waited for, up to `wait_s`.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -23,7 +27,7 @@ def locked(folder: Path, is_required: bool = True) -> Iterator[None]:
     try:
         with suppress(OSError):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor, wait_s if is_required else 0.0)
             except BlockingIOError:
                 if not is_required:
                     raise
@@ -32,3 +36,15 @@ def locked(folder: Path, is_required: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_S)

@@ -23,11 +23,12 @@ from recycle.runtime.boundary.nests import Nest, described, map_tensors, num_sam
 from recycle.runtime.checkpoint.compatibility import BY_PIPELINE, LAYERS, MICROBATCHES, PIPELINES, STAGES
 from recycle.runtime.checkpoint.layer_names import LayerNames, find_layer_names
 from recycle.runtime.compute.elastic_stage import elastic_stages, layers_of
-from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, OrderedMicroBatches, largest_of
+from recycle.runtime.compute.microbatches import Dataset, MicroBatchSource, largest_of
 from recycle.runtime.compute.optimizer_step import LOSS_SCALE, MakeOptimizer
 from recycle.runtime.compute.stage import Loss, cast, passed_on, refuse_unusable, require_gradients
 from recycle.runtime.compute.stage_bytes import measure_bytes, measure_layer_activations
 from recycle.runtime.compute.tied_parameters import Tie, find_ties
+from recycle.runtime.data.evaluation_batches import EvaluationData, evaluation_batches_of
 from recycle.runtime.data.joining import make_join
 from recycle.runtime.data.make_source import is_source, micro_batches_of
 from recycle.runtime.data.torch_loaders import is_loader, unwrapped
@@ -137,10 +138,12 @@ class Job:
         return micro_batches_of(self.dataset, self.shape, self.samples, self.options.seed, self.options.data)
 
     @property
-    def evaluation_batches(self) -> OrderedMicroBatches | None:
+    def evaluation_batches(self) -> EvaluationData | None:
         """The micro-batches of the evaluation data, in their order; None if nothing is evaluated."""
-        data = self.options.evaluation.data
-        return None if data is None else OrderedMicroBatches(data, self.samples, make_join(self.options.data))
+        options, join = self.options.evaluation, make_join(self.options.data)
+        if options.data is None:
+            return None
+        return evaluation_batches_of(options.data, options.samples, self.samples, self.shape.num_chains, join)
 
     @property
     def has_lengths(self) -> bool:

@@ -109,19 +109,24 @@ class EvaluationOptions:
     """When and on what the model is evaluated, and when the run stops for that.
 
     Attributes:
-        data: A map-style dataset like that of the training. The result is the mean loss of its micro-batches in their order,
-            without dropout; samples that fill no whole micro-batch are left out. None evaluates nothing.
+        data: A map-style dataset or a stream, with samples like those of the training. The result is the mean loss of its
+            micro-batches in their order, without dropout; samples that fill no whole micro-batch are left out. None evaluates
+            nothing.
         every: Steps between two evaluations; 0 evaluates after the last step only. There is always one after the last step.
         patience: Stop when so many evaluations in a row have not brought a lower loss than the best before; 0 never stops.
+        samples: How many samples each evaluation reads, the first ones; 0 reads all. A stream needs the number, and is read from
+            its beginning each time.
     """
 
     data: Any = None
     every: int = 0
     patience: int = 0
+    samples: int = 0
 
     def __post_init__(self) -> None:
         refuse_count("the number of steps between evaluations", self.every, 0)
         refuse_count("the patience of evaluations", self.patience, 0)
+        refuse_count("the number of samples of an evaluation", self.samples, 0)
         if self.data is None and (self.every or self.patience):
             raise UserError("there is nothing to evaluate: give the evaluation data")
 

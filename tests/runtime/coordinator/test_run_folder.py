@@ -19,6 +19,7 @@ from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint
 from recycle.core.events.record import Changed, Held, OpRan, Recovered, Resumed, Saved, Spell, Started, Stepped, Warned
 from recycle.core.events.record_file import later_plans, read_record, write_record
 from recycle.core.plans.plan import Plan
+from recycle.host.folder_lock import locked
 from recycle.report.record.hindsight import in_hindsight
 from recycle.runtime.checkpoint.files import PARTIAL, attempt_file, stage_file, step_folder
 from recycle.runtime.compute.optimizer_step import StepVerdict
@@ -375,17 +376,30 @@ def test_a_coordinator_cannot_take_over_a_run_without_its_record(is_there, tmp_p
         begin(tmp_path, is_takeover=True)
 
 
-def test_a_coordinator_that_cannot_take_over_says_why_and_how_the_run_goes_on(one_step):
-    (one_step / "record.jsonl").unlink()
-    notices, job = [], make_job()
-    endpoint = Endpoint("127.0.0.1", 1, "token", "job")
-    config = coordinator_config(replace(job, out=one_step), endpoint, 0, one_step)
+def refusal(folder):
+    """Why a coordinator cannot take over the run in a folder, as a sentence."""
+    notices, endpoint = [], Endpoint("127.0.0.1", 1, "token", "job")
+    config = coordinator_config(replace(make_job(), out=folder), endpoint, 0, folder)
     with socket.socket() as listener:
         serve_job(config, listener, SimpleNamespace(send=notices.append), before=())
     (refused,) = notices
     assert isinstance(refused.problem, FileProblem)
-    assert str(refused.problem).startswith(f"no other coordinator can take over: cannot read {one_step / 'record.jsonl'}: ")
-    assert str(refused.problem).endswith(f"; go on from the last checkpoint with: recycle train --resume {one_step}")
+    return str(refused.problem)
+
+
+def test_a_coordinator_that_cannot_take_over_says_why_and_how_the_run_goes_on(one_step):
+    (one_step / "record.jsonl").unlink()
+    said = refusal(one_step)
+    assert said.startswith(f"no other coordinator can take over: cannot read {one_step / 'record.jsonl'}: ")
+    assert said.endswith(f"; go on from the last checkpoint with: recycle train --resume {one_step}")
+
+
+def test_a_coordinator_waits_until_that_of_a_run_which_was_killed_has_left_the_folder(one_step, monkeypatch):
+    (one_step / "record.jsonl").unlink()
+    with contextlib.ExitStack() as earlier:
+        earlier.enter_context(locked(one_step))
+        monkeypatch.setattr("recycle.host.folder_lock.time.sleep", lambda seconds: earlier.close())
+        assert "cannot read" in refusal(one_step)  # and not: it is in use
 
 
 # A disk without room.

@@ -200,29 +200,6 @@ class MicroBatches(JoinedMicroBatches):
         return self._order.sample_at(*divmod(number, self._order.pass_length))
 
 
-class OrderedMicroBatches:
-    """The micro-batches of a data set in its own order, each sample once; samples that fill no whole one are left out."""
-
-    def __init__(self, dataset: Dataset, microbatch: int, join: JoinSamples | None = None) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise UserError(
-                f"the evaluation data are a {type(dataset).__name__}, but they must be map-style: len(data) and data[number]"
-            )
-        self._dataset, self._microbatch, self._join = dataset, microbatch, join or StackedSamples()
-        if len(dataset) < microbatch:
-            raise DatasetTooSmall(
-                f"the evaluation data have {len(dataset)} samples, but a micro-batch has {microbatch}: give more of them"
-            )
-
-    def __len__(self) -> int:
-        return len(self._dataset) // self._microbatch
-
-    def __getitem__(self, number: int) -> tuple[Nest, Nest]:
-        numbers = range(number * self._microbatch, (number + 1) * self._microbatch)
-        samples = read_samples(self._dataset.__getitem__, numbers, [seed_of("evaluation", each) for each in numbers])
-        return self._join.join(samples, numbers)
-
-
 class SameStructure:
     """Refuses micro-batches that have another structure, or other dtypes, than the first one."""
 

@@ -25,6 +25,8 @@ from recycle.runtime.coordinator.ledger.run_folder import RunFolder
 from recycle.runtime.coordinator.service import CoordinatorService
 
 _SWITCH_S = 0.0005
+# The coordinator of a run that was killed a moment ago ends when it has noticed that, and then leaves the folder.
+_WAIT_S = 5.0
 
 
 def run_coordinator_process(
@@ -90,7 +92,7 @@ def _set_up(
     if config.folder is not None:
         if not config.checkpoint.resume:
             make_folder(config.folder)
-        stack.enter_context(locked(config.folder, is_required=store is None))
+        stack.enter_context(locked(config.folder, is_required=store is None, wait_s=_WAIT_S))
         # Without a record, this folder is not that of the coordinator which is replaced: its machine may be gone.
         has_record = is_takeover and (store is None or (config.folder / RECORD).exists())
         options, plan = (config.run_folder, config.checkpoint), config.initial.plan

@@ -10,28 +10,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recycle.core.cluster import Shape
 from recycle.core.op import Kind
-from recycle.runtime.boundary.nests import Nest
 from recycle.runtime.compute.seeds import seed_of
 from recycle.runtime.compute.stage import Stage
+from recycle.runtime.data.evaluation_batches import EvaluationData
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.transport.activity import Activity
 from recycle.runtime.transport.protocol import Transport
-
-
-class EvaluationData(Protocol):
-    """Micro-batches by their number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> tuple[Nest, Nest]: ...
 
 
 @dataclass(frozen=True, slots=True)

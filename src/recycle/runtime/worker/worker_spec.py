@@ -15,10 +15,11 @@ from recycle.core.errors import UserError
 from recycle.host.by_value import HAS_CLOUDPICKLE, dumps_by_value
 from recycle.runtime.boundary.boundary_spec import BoundarySpec
 from recycle.runtime.checkpoint.layer_names import LayerNames
-from recycle.runtime.compute.microbatches import MicroBatchSource, OrderedMicroBatches
+from recycle.runtime.compute.microbatches import MicroBatchSource
 from recycle.runtime.compute.optimizer_step import MakeOptimizer
 from recycle.runtime.compute.stage import Loss
 from recycle.runtime.compute.tied_parameters import Tie
+from recycle.runtime.data.evaluation_batches import EvaluationData
 from recycle.runtime.options import TrainOptions
 
 MakeStage = Callable[[int], nn.Module]
@@ -62,7 +63,7 @@ class WorkerSpec:
     make_model: MakeModel | None = None
     layer_specs: Sequence[BoundarySpec] = ()
     shared_layers: int = 0
-    evaluation: OrderedMicroBatches | None = None
+    evaluation: EvaluationData | None = None
 
 
 _ADVICE = "open files, locks and connections where they are used, in __getitem__ or forward"
