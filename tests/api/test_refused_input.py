@@ -1,5 +1,8 @@
 """What a user may give by mistake: `recycle.train` answers with one sentence that says what, which and what to do."""
 
+import os
+import re
+import signal
 from functools import partial
 
 import pytest
@@ -7,7 +10,10 @@ import torch
 from torch import nn
 
 import recycle
-from recycle.core.errors import ForeignRun, Uncuttable, Unsendable
+from recycle.core.errors import ForeignRun, Stopped, Uncuttable, Unsendable, UserError
+from recycle.core.events.record import Stepped
+from recycle.runtime.compute.microbatches import checked_pair
+from tests.api import test_train_defaults as usual
 from tests.api.test_train_defaults import WIDTH, Points
 
 torch.set_num_threads(1)
@@ -90,3 +96,25 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(tmp_path):
         recycle.load(recycle.cut(wrong, stages=2), tmp_path)
     assert "\n" not in str(caught.value)
     assert len(train(model(), out=tmp_path, options=resume, steps=4).losses) == 4  # nothing was lost
+
+
+def test_a_run_that_was_stopped_says_how_python_goes_on(tmp_path):
+    def stop(event):
+        if isinstance(event, Stepped) and event.iteration == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stopped, match=rf"go on with: CheckpointOptions\(resume=True\) and out='{folder}'$"):
+        usual.train(out=folder, steps=4000, watch=stop)
+
+
+def test_evaluation_data_alone_are_refused_in_a_sentence():
+    sentence = "evaluation is a list, but it must be recycle.EvaluationOptions: write EvaluationOptions(data)"
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+        recycle.TrainOptions(evaluation=[1, 2])
+
+
+def test_a_sample_without_labels_is_told_which_entries_it_has():
+    sentence = "sample 3 of the dataset is a dict with 'input_ids', but without an entry 'labels': add it"
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+        checked_pair({"input_ids": torch.ones(2)}, 3)

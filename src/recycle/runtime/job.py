@@ -101,7 +101,9 @@ class Job:
                 raise UserError(f"stage {number} is a {type(module).__name__}, but it must be an nn.Module")
         _refuse_no_factory(self.optimizer)
         if self.loss is None and not hasattr(self.stages[-1], "make_loss"):
-            raise UserError("the job has no loss, and its last stage has none of its own: give loss, or a method make_loss()")
+            raise UserError(
+                "the job has no loss, and its last stage has none of its own: give loss, a function of outputs and targets"
+            )
         if isinstance(self.plan, Plan) and (problems := check(self.plan)):
             raise ForeignPlan(f"the plan is not legal, {problems[0]}: plan again")
         if self.shared_layers:

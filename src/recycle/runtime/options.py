@@ -272,6 +272,10 @@ class TrainOptions:
         if self.sum_dtype is torch.float16:
             raise UserError("gradients cannot be summed in float16, whose numbers end at 65504: set sum_dtype to torch.float32")
         _refuse_no_schedule(self.schedule)
+        evaluation: object = self.evaluation
+        if not isinstance(evaluation, EvaluationOptions):
+            kind = type(evaluation).__name__
+            raise UserError(f"evaluation is a {kind}, but it must be recycle.EvaluationOptions: write EvaluationOptions(data)")
         refuse_absent_device(self.device)
         if self.transport not in TRANSPORTS:
             raise UserError(

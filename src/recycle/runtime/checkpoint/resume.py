@@ -190,3 +190,10 @@ def _weights(checkpoint: Checkpoint, stage: int, module: nn.Module, layers: Laye
     sources = _sources(checkpoint, stage, module, layers)
     tensors = {file: load_tensors(checkpoint.folder / stage_file(file))[0] for file in {file for file, _ in sources.values()}}
     return {name: tensors[file][there] for name, (file, there) in sources.items()}
+
+
+def how_to_resume(folder: Path | None) -> str:
+    """Say how the run in a folder goes on: `recycle train` has left its configuration there, and `recycle.train` has none."""
+    if folder is not None and (folder / "config.toml").exists():
+        return f"recycle train --resume {folder}"
+    return f"CheckpointOptions(resume=True) and out={str(folder)!r}"

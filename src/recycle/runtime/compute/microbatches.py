@@ -321,6 +321,9 @@ def checked_pair(sample: object, number: int) -> tuple[Nest, Nest]:
             return _tensors(rest, number), _tensors(labels, number)
         case (inputs, targets):
             return _tensors(inputs, number), _tensors(targets, number)
+    if isinstance(sample, dict):
+        names = ", ".join(map(repr, sample))
+        raise UserError(f"sample {number} of the dataset is a dict with {names}, but without an entry 'labels': add it")
     raise UserError(
         f"sample {number} of the dataset is a {type(sample).__name__}, but it must be a pair (inputs, targets) of tensors, or of "
         "tuples, lists and dicts of tensors, or a dict of them with an entry 'labels'"

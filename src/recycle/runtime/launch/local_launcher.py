@@ -33,6 +33,7 @@ from recycle.host.by_value import HAS_CLOUDPICKLE, ByValue, without_script
 from recycle.host.process_lifetime import interrupts_held
 from recycle.host.scratch import scratch
 from recycle.host.stop_signals import stop_signals
+from recycle.runtime.checkpoint.resume import how_to_resume
 from recycle.runtime.coordinator.config import (
     CoordinatorConfig,
     EventsRecorded,
@@ -224,9 +225,7 @@ class _Launcher:
             return
         number = self._stopped_by or signal.SIGTERM  # the coordinator may have got one of its own
         sentence = f"stopped by {number.name} after step {trained.num_steps} of {self._config.num_steps}"
-        resume = (
-            f"its newest checkpoint is of step {trained.saved_steps}; go on with: recycle train --resume {self._config.folder}"
-        )
+        resume = f"its newest checkpoint is of step {trained.saved_steps}; go on with: {how_to_resume(self._config.folder)}"
         raise Stopped(f"{sentence}; {resume if trained.saved_steps else 'no checkpoint could be written'}", number)
 
     def _start_coordinator(self) -> None:
