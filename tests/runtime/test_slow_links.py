@@ -19,14 +19,14 @@ LINK = "W1_0-W1_1"
 
 
 def test_a_slow_link_is_named_with_its_factor_and_since_when() -> None:
-    """All messages are delayed, so that the noise of a busy machine matters little; those of one link four times as long."""
+    """All messages are delayed, so that the noise of a busy machine matters little; those of one link by nine times as much."""
     others = [f"slow-link W{pipeline}_0-W{pipeline}_1@1+20ms" for pipeline in (0, 1, 2)]
-    seen = run(*others, f"slow-link {LINK}@6+60ms", steps=24, follows=False)
+    seen = run(*others, f"slow-link {LINK}@6+160ms", steps=24, follows=False)
     first = seen.of(LinkChanged)[0]
     assert first.link == LINK
-    assert first.speed == pytest.approx(0.25, abs=0.15)
-    assert 75_000 < first.time_us < 120_000  # no message comes early, and on a busy machine some come late
-    assert 19_000 < first.usual_us < 45_000
+    assert 0.08 < first.speed < 0.4  # 1 / 9 on an idle machine; no message comes early, and on a busy one some come late
+    assert 175_000 < first.time_us < 280_000
+    assert 19_000 < first.usual_us < 80_000
     assert 4 <= first.iteration <= 18  # the report of an iteration has the messages of the next one's warm-up
     assert {change.link for change in seen.of(LinkChanged)} == {LINK}
 

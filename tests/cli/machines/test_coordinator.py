@@ -139,6 +139,7 @@ def test_a_worker_and_the_coordinator_are_killed_and_come_back_and_the_weights_a
 def test_a_spare_replaces_a_worker_that_leaves_and_all_stop_with_a_checkpoint_when_the_coordinator_is_asked_to(tmp_path):
     out, token, address = tmp_path / "run", tmp_path / "token", f"[::1]:{free_port()}"  # tensors go by IPv6, too
     job = [word if word != str(STEPS) else "100000" for word in JOB]
+    job += ["--lease", "15", "--no-follow-speeds"]  # on a busy machine nobody is to be given up, nor named slow
     with started() as start:
         coordinator = start("coordinator", *job, "--listen", address, "--token-file", token, "--out", out, "--json")
         wait_for(token.exists)
