@@ -104,7 +104,7 @@ def test_a_run_that_was_stopped_says_how_python_goes_on(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     folder = tmp_path / "run"
-    with pytest.raises(Stopped, match=rf"go on with: CheckpointOptions\(resume=True\) and out='{folder}'$"):
+    with pytest.raises(Stopped, match=rf"go on with: recycle.train\(..., out='{folder}', options=TrainOptions\("):
         usual.train(out=folder, steps=4000, watch=stop)
 
 

@@ -14,6 +14,7 @@ from recycle.cli.machines.endpoint_flags import read_token
 from recycle.cli.training.plan_choice import choose_source
 from recycle.cli.training.train_config import parse_config
 from recycle.core.errors import FileProblem, UserError
+from recycle.core.events.record_file import CONFIG
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanSource
@@ -102,7 +103,7 @@ def plan_source_of(folder: Path, today: Plan) -> PlanSource:
     from recycle.dashboard.reading.served_folder import ServedFolder
 
     try:  # a link is not followed: whoever has the page could read parts of another file in an error
-        config = parse_config(ServedFolder(folder).read_text(folder / "config.toml"))
+        config = parse_config(ServedFolder(folder).read_text(folder / CONFIG))
     except (OSError, UnicodeDecodeError, UserError):
         return Planner(without_failures(today.problem), given=today)
     return choose_source(today, config.cluster)

@@ -14,6 +14,7 @@ from recycle.cli.training.train_config import TrainConfig
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.failure_script import NOTHING, Script
+from recycle.core.events.record_file import CONFIG
 from recycle.core.events.trace import Trace
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.plan_source import PlanSource
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from recycle.core.profile import Profile
     from recycle.runtime.job import Job
 
-CONFIG = "config.toml"
 _OF_LOOP = ("training.evaluate_every", "training.patience", "training.time_limit", "data.evaluation_text")
 # Keys that a resumed run may change: where and for how long it computes, but not what. Its checkpoint says whether another shape
 # computes the same.

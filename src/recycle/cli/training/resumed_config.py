@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from recycle.cli.training.job_from_config import CONFIG, SHAPE_KEYS, is_free
+from recycle.cli.training.job_from_config import SHAPE_KEYS, is_free
 from recycle.cli.training.train_config import TrainConfig, changes, load_config, read_config
 from recycle.core.cluster import Shape
 from recycle.core.errors import FileProblem, ForeignRun
-from recycle.core.events.record_file import CHECKPOINTS
+from recycle.core.events.record_file import CHECKPOINTS, CONFIG
 
 _PIPELINES, _STAGES, _MICROBATCHES = SHAPE_KEYS
 # Keys that name workers, or are made for one shape: those of the former shape do not count for another.

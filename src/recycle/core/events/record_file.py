@@ -19,6 +19,7 @@ from recycle.core.files import refuse_device, write_parts
 FORMAT, VERSION = "recycle-record", 1
 # The names in a run folder; `PLAN` is the plan of the first epoch, and the folder `PLANS` has those of later epochs.
 PLAN, PLANS, RECORD, SUMMARY, CHECKPOINTS = "plan.json", "plans", "record.jsonl", "summary.json", "checkpoints"
+CONFIG = "config.toml"  # by which `recycle train` and `recycle coordinator` made the run
 JOB = "job.json"  # what the coordinator of several machines has begun
 _PLAN_FILE = re.compile(r"from-iteration-(\d{1,18})\.json")
 # What a reader says of a record whose writer was killed.

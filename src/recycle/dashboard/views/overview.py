@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.core.events.record import PARTS, Recovered
-from recycle.core.events.record_file import SUMMARY
+from recycle.core.events.record_file import CONFIG, SUMMARY
 from recycle.dashboard.reading.run_reader import RunReader
 from recycle.dashboard.reading.served_folder import ServedFolder
 from recycle.dashboard.views.series import thin
@@ -18,7 +18,6 @@ from recycle.report.record.recovery_text import PART_LOOKS, describe_link, descr
 from recycle.report.record.run_state import ALIVE, DEAD, JOINING, STARTING, SUSPECTED
 from recycle.report.render.palette import PAINTS
 
-_CONFIG = "config.toml"
 _NUM_BINS = 600
 _MOST_NODES = 5000
 _MOST_POINTS = 200
@@ -156,7 +155,7 @@ def _idle_s(run: RunReader) -> float | None:
 
 def _wanted_steps(run: RunReader) -> int | None:
     """The number of steps of the whole run, as its configuration says."""
-    path = run.record.parent / _CONFIG
+    path = run.record.parent / CONFIG
     try:
         return _steps_in(run.folder, path, path.lstat().st_mtime_ns)
     except OSError:

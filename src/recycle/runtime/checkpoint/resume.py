@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recycle.core.errors import FileProblem, ForeignRun, NoCheckpoint, Uncuttable
-from recycle.core.events.record_file import CHECKPOINTS
+from recycle.core.events.record_file import CHECKPOINTS, CONFIG
 from recycle.runtime.checkpoint.compatibility import refuse_foreign
 from recycle.runtime.checkpoint.files import (
     PARTIAL,
@@ -194,6 +194,6 @@ def _weights(checkpoint: Checkpoint, stage: int, module: nn.Module, layers: Laye
 
 def how_to_resume(folder: Path | None) -> str:
     """Say how the run in a folder goes on: `recycle train` has left its configuration there, and `recycle.train` has none."""
-    if folder is not None and (folder / "config.toml").exists():
+    if folder is not None and (folder / CONFIG).exists():
         return f"recycle train --resume {folder}"
-    return f"CheckpointOptions(resume=True) and out={str(folder)!r}"
+    return f"recycle.train(..., out={str(folder)!r}, options=TrainOptions(checkpoint=CheckpointOptions(resume=True)))"
