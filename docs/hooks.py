@@ -9,9 +9,8 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mkdocs.structure.files import File, Files
 
@@ -95,11 +94,10 @@ def exit_codes() -> str:
 
 def record_events() -> str:
     """Every event of a record with its fields."""
-    kinds = [kind for _, kind in inspect.getmembers(record, inspect.isclass) if hasattr(kind, "EVENT")]
     lines = ["| event | meaning | fields |", "|---|---|---|"]
-    for kind in sorted(kinds, key=lambda kind: inspect.getsourcelines(kind)[1]):
-        names = ", ".join(f"`{item.name}`" for item in fields(kind))
-        lines.append(f"| `{kind.EVENT}` | {first_sentence(kind)} | {names} |")
+    for kind in get_args(record.Event):
+        names = ", ".join(f"`{name}`" for name in kind.__struct_fields__)
+        lines.append(f"| `{record.name_of(kind)}` | {first_sentence(kind)} | {names} |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """Recovery events for tests: two by themselves, and the record of a run in which a worker dies in the middle of an iteration
 and joins again, with three epochs and two plans."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from recycle.core.events.record import Changed, Event, Joining, OpRan, Recovered, Spell, Started, Stepped
 from recycle.core.plans.plan import Plan

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from recycle.core.events.record import Event, Held, OpRan, Saved, Spell, Started, Stepped, Warned
 from recycle.core.plans.plan import Plan

@@ -33,15 +33,15 @@ ANYTHING = frozenset(
 
 # package -> (packages of ours, outside libraries)
 TABLE = {
-    "core": (set(), set()),
+    "core": (set(), {"msgspec"}),
     "host": ({"core"}, {"cloudpickle", "setproctitle"}),
     "planner": ({"core", "host"}, {"ortools", "scipy", "numpy", "numba"}),
-    "sim": ({"core", "host", "planner"}, {"numpy"}),
+    "sim": ({"core", "host", "planner"}, {"msgspec", "numpy"}),
     "control": ({"core", "host"}, set()),
-    "runtime": ({"core", "host", "control"}, {"torch", "safetensors"}),
+    "runtime": ({"core", "host", "control"}, {"msgspec", "torch", "safetensors"}),
     "profiling": ({"core", "host", "runtime"}, {"torch"}),
     "models": ({"core", "runtime"}, {"torch"}),
-    "report": ({"core"}, {"matplotlib", "numpy"}),
+    "report": ({"core"}, {"matplotlib", "msgspec", "numpy"}),
     "evaluate": (
         {"core", "host", "planner", "sim", "runtime", "profiling", "models", "report"},
         {"torch", "matplotlib", "numpy"},
@@ -50,7 +50,7 @@ TABLE = {
     "loggers": ({"core", "runtime"}, {"torch", "wandb", "mlflow"}),
     "dashboard": ({"core", "report"}, {"numpy", "starlette", "uvicorn"}),
     "api": ({"core", "planner", "runtime", "cli"}, {"torch"}),
-    "cli": (ANYTHING, {"rich", "prometheus_client", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
+    "cli": (ANYTHING, {"rich", "prometheus_client", "msgspec", "ortools", "scipy", "numpy", "numba", "torch", "matplotlib"}),
 }
 # Inside a package, a room (a module or a sub-package) may import the rooms of lines above its own.
 ORDER = {

@@ -4,7 +4,9 @@ The record does not hold the ops that the dead worker ran in the discarded attem
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError

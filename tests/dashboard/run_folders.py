@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from recycle.core.events.record import (

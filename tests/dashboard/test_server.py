@@ -216,18 +216,18 @@ def test_html_of_a_record_stays_text(tmp_path):
     assert client.get("/api/run?id=a").json()["name"] == HTML
 
 
-def test_numbers_that_json_does_not_have_are_shown_as_text_or_left_out(tmp_path):
+def test_numbers_that_json_does_not_have_are_damage_or_left_out(tmp_path):
     writer = growing(tmp_path / "a")
-    writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0), SpeedChanged(9_000_001, "W1_1", 0.5, 1))
+    writer.write(Stepped(0, 9_000_000, float("nan"), 1.0, 1.0), SpeedChanged(9_000_001, "W1_1", 0.5, 1))
     writer.close()
     record = tmp_path / "a" / "record.jsonl"
-    record.write_bytes(record.read_bytes().replace(b'"loss":4.5', b'"loss":NaN').replace(b'"speed":0.5', b'"speed":1e999'))
+    record.write_bytes(record.read_bytes().replace(b'"speed":0.5', b'"speed":1e999'))
     results = '{"experiment": "x", "assumptions": [], "results": {"a": {"b": [NaN, 2, 1e999], "c": [1, 2, 3]}}}'
     (tmp_path / "result.json").write_text(results)
     client = make_client(tmp_path)
     assert client.get("/api/run?id=a").json()["loss"] is None
     events = client.get("/api/run/events?id=a").json()["events"]
-    assert [(one.get("loss"), one.get("speed")) for one in events] == [(None, "inf"), ("NaN", None), (None, None)]
+    assert [(one["event"], one.get("loss", "")) for one in events] == [("damaged", ""), ("step", None), ("started", "")]
     rows = client.get("/api/campaign?id=result.json").json()["rows"]
     assert [None, 2, None] in [row[-3:] for row in rows]
     assert client.get("/api/run/download?id=a&form=csv").status_code == 200

@@ -1,12 +1,12 @@
 """The picture of a failure: its blocks as read from a record, and the SVG read back as XML."""
 
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from failure_picture import LEFT_PX, PLOT_PX, WIDTH_PX, draw_failure
 from failure_timeline import Failure, events_around, read_failure
+from msgspec.structs import replace
 
 from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import UserError

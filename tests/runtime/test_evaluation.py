@@ -14,7 +14,7 @@ import recycle
 from recycle.core.errors import DataFailed, DatasetTooSmall, UserError
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.op_columns import OPTIMIZER
-from recycle.core.events.record import Evaluated, OpRan, Spell, Stepped
+from recycle.core.events.record import Evaluated, OpRan, Spell, Stepped, name_of
 from recycle.core.events.record_file import RECORD, read_record
 from recycle.planner.live_planner import Planner
 from recycle.runtime.options import CheckpointOptions, EvaluationOptions, FailureOptions, TrainOptions
@@ -123,7 +123,7 @@ def test_it_is_the_number_of_a_plain_loop_over_the_saved_weights(tmp_path):
     assert trained.evaluations[-1].loss == pytest.approx(mean_loss(stages, Curves(2, 19)), rel=1e-6)
     assert trained.evaluations[-1].num_microbatches == 9  # the last sample fills no micro-batch
     events = list(read_record(tmp_path / RECORD))
-    order = [(event.EVENT, event.num_steps if isinstance(event, Evaluated) else event.iteration + 1) for event in events
+    order = [(name_of(event), event.num_steps if isinstance(event, Evaluated) else event.iteration + 1) for event in events
              if isinstance(event, Evaluated | Stepped)]  # fmt: skip
     steps = [("step", number) for number in range(1, 7)]
     assert order == [*steps[:2], ("evaluation", 2), *steps[2:4], ("evaluation", 4), *steps[4:], ("evaluation", 6)]

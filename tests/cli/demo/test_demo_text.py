@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from recycle.cli.demo.demo import run_demo
 from recycle.cli.demo.demo_text import describe_cores, describe_recoveries, describe_setting, describe_twins, phase_table
@@ -105,7 +106,7 @@ def test_a_run_by_the_script_needs_one_sentence() -> None:
 
 
 def test_deviations_from_the_script_are_named() -> None:
-    fenced = replace(KILLED, workers=("W2_0",), iteration=12)
+    fenced = structs.replace(KILLED, workers=("W2_0",), iteration=12)
     sentences = describe_recoveries(replace(ALL, recoveries=(KILLED, HUNG, fenced), twin_recoveries=(fenced,)), FULL)
     assert sentences[1] == "W1_2 was still loading when the run ended, and did not join: let it run for more than 40 --steps."
     assert sentences[2].startswith("W2_0 also counted as dead: this machine was too busy")
@@ -123,7 +124,7 @@ def test_a_run_is_cut_where_a_worker_leaves_or_joins() -> None:
 
 
 def test_a_phase_without_a_step_is_left_out() -> None:
-    both = replace(HUNG, iteration=KILLED.iteration)
+    both = structs.replace(HUNG, iteration=KILLED.iteration)
     made = phases(FULL.shape, (KILLED, both), dict.fromkeys(range(8), (100, 90)), Planned())
     assert [(phase.dead, phase.num_steps) for phase in made] == [((), 5), (("W0_1", "W1_2"), 3)]
     assert phases(FULL.shape, (), {}, Planned()) == ()

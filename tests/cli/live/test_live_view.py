@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from recycle.cli.live.event_text import describe_change, format_rate
@@ -110,7 +111,7 @@ def test_a_recovery_is_shown_with_where_its_milliseconds_went() -> None:
 
 def test_a_job_that_goes_back_to_a_checkpoint_has_done_so_many_steps_again() -> None:
     assert known(*steps(5)).facts.num_done == known(*steps(5), LEFT).facts.num_done == 5
-    assert known(*steps(5), replace(LEFT, iteration=2)).facts.num_done == 2
+    assert known(*steps(5), structs.replace(LEFT, iteration=2)).facts.num_done == 2
 
 
 def test_the_newest_recovery_is_the_first_and_bars_have_one_scale() -> None:
@@ -364,7 +365,7 @@ def test_another_plan_for_the_same_workers_is_named_so() -> None:
 def test_with_shared_layers_the_view_says_how_many_each_stage_computes() -> None:
     state = initial_state(60, SHAPE, (), (6, 6, 6, 6))
     assert re.search(r"compute +6 layers +6 layers +6 layers +6 layers", "\n".join(lines(state)))
-    recovered = replace(LEFT, carried=(6.4, 6.44, 4.75, 6.41))
+    recovered = structs.replace(LEFT, carried=(6.4, 6.44, 4.75, 6.41))
     after = "\n".join(lines(state_after(state, recovered), 160))
     assert re.search(r"compute +6.4 layers +6.44 layers +4.75 layers +6.41 layers", after)
     assert "stages compute 6.4, 6.44, 4.75, 6.41 layers" in after

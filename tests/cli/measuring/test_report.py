@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from recycle.cli.measuring.report import add_report_parser
 from recycle.cli.measuring.report_text import curve
@@ -350,7 +351,7 @@ def test_a_run_whose_worker_died_in_the_first_step_is_shown_by_its_second_plan(
 def died_in_the_first_step() -> list[Event]:
     """W1_1 dies when the first ops have run, and the others do four steps."""
     begun, _, _ = played(whole_plan(), 0, 1, 1000)
-    discarded: list[Event] = [replace(op, is_in_vain=True) for op in begun[:3]]
+    discarded: list[Event] = [structs.replace(op, is_in_vain=True) for op in begun[:3]]
     death_us = max(op.end_us for op in begun[:3])
     left = Recovered(death_us, death_us + 700, 2, ("W1_1",), False, "killed", 0, regroup_us=700, redo_us=death_us - 1000)
     ran, steps, _ = played(degraded_plan(), 0, 4, left.end_us)
@@ -424,7 +425,7 @@ WRONG = {
     "a corrupt line": ("corrupt.jsonl --plan run/plan.json", r"corrupt.jsonl, line 2: this is not an event of a record"),
     "a corrupt number": (
         "odd.jsonl --plan run/plan.json",
-        r"odd.jsonl: the record is corrupt: the loss of an event 'step' is 'x'",
+        r"odd.jsonl, line \d+: the event 'step' is not whole: Expected `float \| null`, got `str` - at `\$.loss`",
     ),
     "a corrupt summary": ("torn", r"cannot read torn/summary.json .*: remove it, and the report does without"),
     "picture of another kind": ("run --png a.svg", r"cannot write a.svg: it would be a .png file"),

@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from recycle.cli.simulation.advise_text import closeness
 from recycle.core.cluster import Shape

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.core.errors import FileProblem
-from recycle.core.events.record import Changed, Joining, OpRan, Placed, Recovered, Spell, Started, Suspected
+from recycle.core.events.record import Changed, Held, Joining, OpRan, Placed, Recovered, Spell, Started, Stepped, Suspected
 from recycle.core.events.record_file import RecordWriter, dump_event, later_plans, plan_file, read_record, write_record
 
 EVENTS = [
@@ -161,6 +161,34 @@ def test_a_file_that_is_no_record_is_explained(data, sentence, tmp_path):
         list(read_record(tmp_path / "run.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("event", "name", "value"),
+    [
+        pytest.param(OpRan(0, "W0_0", "0F0@0", 0, 1), "start_us", "x", id="a word for a time"),
+        pytest.param(OpRan(0, "W0_0", "0F0@0", 0, 1), "end_us", 2**62, id="a time too late for 64 bits"),
+        pytest.param(OpRan(0, "W0_0", "0F0@0", 0, 1), "end_us", -(2**70), id="a time too early for 64 bits"),
+        pytest.param(OpRan(0, "W0_0", "0F0@0", 0, 1), "worker", ["W0_0"], id="a list for a worker"),
+        pytest.param(Stepped(0, 1, 1.0, 1.0, 1.0), "loss", "much", id="a loss in words"),
+        pytest.param(Stepped(0, 1, 1.0, 1.0, 1.0), "iteration", 1.5, id="half an iteration"),
+        pytest.param(Stepped(0, 1, 1.0, 1.0, 1.0), "has_begun_again", 1, id="a number for a truth"),
+        pytest.param(Held("W0_0", 1, 1, 1), "planned_bytes", None, id="no bytes"),
+        pytest.param(RECOVERED, "workers", "W1_1", id="a worker for a list"),
+        pytest.param(RECOVERED, "moves", [7], id="a number for a move"),
+        pytest.param(RECOVERED, "cause", None, id="no cause"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_line(event, name, value, tmp_path):
+    data = {**json.loads(dump_event(event, 2)), name: value}
+    (tmp_path / "run.jsonl").write_text(HEAD + json.dumps(data) + "\n" + dump_event(EVENTS[1], 3) + "\n")
+    with pytest.raises(FileProblem, match=rf"line 2: the event '{data['event']}' is not whole: .* at `\$\.{name}"):
+        list(read_record(tmp_path / "run.jsonl"))
+
+
+def test_a_value_of_another_type_before_the_end_of_a_cut_line_is_no_reason_to_refuse_it(tmp_path):
+    (tmp_path / "run.jsonl").write_text(HEAD + '{"event":"step","iteration":"x","at')
+    assert read_with_gaps(tmp_path / "run.jsonl") == ([], ["its last line is cut off"])
+
+
 def test_a_record_that_cannot_be_read_is_explained(tmp_path):
     with pytest.raises(FileProblem, match=r"cannot read .*: No such file"):
         list(read_record(tmp_path / "nowhere"))
@@ -183,6 +211,11 @@ def test_a_recovery_is_read_back_with_tuples(tmp_path):
     (read,) = read_record(tmp_path / "run.jsonl")
     assert read == RECOVERED
     assert (type(read.workers), type(read.moves)) == (tuple, tuple)
+
+
+def test_a_loss_that_is_not_finite_becomes_none(tmp_path):
+    write_record(tmp_path / "run.jsonl", [Stepped(0, 1, float("nan"), float("inf"), 1.0)])
+    assert list(read_record(tmp_path / "run.jsonl")) == [Stepped(0, 1, None, None, 1.0)]
 
 
 def test_what_a_recovery_did_not_need_is_not_in_its_line():

@@ -1,8 +1,7 @@
 """Epochs of records that are small enough to count by hand, and the tables that compare them with a prediction."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, OpRan, Recovered, Spell, Stepped
@@ -56,9 +55,9 @@ def test_ops_are_found_by_their_place_in_a_row() -> None:
 def test_a_reduction_begins_when_the_last_peer_comes_to_it() -> None:
     """W0_0 comes 500 earlier than planned and waits; the step of stage 0 takes 4000 and 4200 on its two workers."""
     events = [
-        replace(event, start_us=event.start_us - 500)
+        structs.replace(event, start_us=event.start_us - 500)
         if isinstance(event, OpRan) and (event.worker, event.op) == ("W0_0", "reduce")
-        else replace(event, end_us=event.end_us + 200)
+        else structs.replace(event, end_us=event.end_us + 200)
         if isinstance(event, OpRan) and (event.worker, event.op) == ("W1_0", "optimizer")
         else event
         for event in recovery_record()
@@ -120,7 +119,7 @@ def test_an_epoch_without_a_complete_iteration_is_left_out() -> None:
 
 def recovered(**others: object) -> Recovered:
     one = Recovered(1_000_000, 1_120_000, 2, ("W1_1",), False, "its connection closed", 4, 20_000, 30_000, 0, 70_000, 0, 50_000)
-    return replace(one, **others)  # type: ignore[arg-type]
+    return structs.replace(one, **others)  # type: ignore[arg-type]
 
 
 COMPARED = RunComparison(

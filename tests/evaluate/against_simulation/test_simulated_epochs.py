@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec import structs
 
 from recycle.cli.measuring.report import add_report_parser
 from recycle.core.cluster import Worker
@@ -46,7 +47,10 @@ def ran(plan: Plan, first: int, num_steps: int, at_us: int, profile: Profile | N
     rows = tuple(replace(row, starts_us=array("q", [0] * len(row))) for row in plan.rows)
     real = replace(plan, rows=rows, problem=replace(plan.problem, profile=profile or plan.problem.profile))
     events = replay(real, Conditions(num_steps, eager=True, **how)).events()
-    return [replace(op, iteration=op.iteration + first, start_us=op.start_us + at_us, end_us=op.end_us + at_us) for op in events]
+    return [
+        structs.replace(op, iteration=op.iteration + first, start_us=op.start_us + at_us, end_us=op.end_us + at_us)
+        for op in events
+    ]
 
 
 def end_of(ops: Sequence[OpRan]) -> int:
@@ -68,7 +72,7 @@ def failing_record(plan: Plan, profile: Profile) -> list[Event]:
     joined = Recovered(end_of(second), end_of(second) + 500, 3, tuple(empty), True, "it asked to join", 13, regroup_us=500)
     third = ran(plan, 13, 5, joined.end_us, profile)
     redo = Spell(end_of(first), left.at_us, "redo", "failure")
-    return [Started("train", "a GPT"), *first, redo, replace(left, moves=tuple(moves)), *second, joined, *third]
+    return [Started("train", "a GPT"), *first, redo, structs.replace(left, moves=tuple(moves)), *second, joined, *third]
 
 
 @pytest.mark.parametrize(

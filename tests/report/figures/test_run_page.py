@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
+from msgspec.structs import replace
 
 from recycle.core.cluster import Worker
 from recycle.core.events.record import Event, Held, OpRan, Spell, Stepped

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from recycle.core.cluster import Worker
 from recycle.core.events.record import OpRan, Recovered, Saved, Spell, Stepped, Warned
@@ -146,7 +147,7 @@ def test_a_recovery_leaves_no_gap_and_is_no_part_of_an_iterations_time():
         (200, 250, "train", ""),
     ]
     assert ledger.summary(2, {}).iteration_us == 50
-    assert ledger.summary(2, {}).recoveries == (replace(event, redo_us=40, redone_ops=2),)
+    assert ledger.summary(2, {}).recoveries == (structs.replace(event, redo_us=40, redone_ops=2),)
 
 
 def test_the_time_of_a_step_that_ended_after_a_failure_belongs_to_the_step():

@@ -1,8 +1,7 @@
 """Pauses of a real run: medians of its recoveries from failures, at the asked number of workers by the measured law."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import Recovered, Started, Suspected
@@ -14,7 +13,7 @@ from tests.recovery_records import JOINED, LEFT
 
 def recovery(number, **parts_us):
     at_us = 10_000_000 * (number + 1)
-    return replace(
+    return structs.replace(
         LEFT, at_us=at_us, end_us=at_us + sum(parts_us.values()), **{f"{part}_us": us for part, us in parts_us.items()}
     )
 
@@ -34,7 +33,7 @@ def test_constants_are_medians_of_recoveries_from_failures():
 
 
 def test_a_hang_is_no_detection_of_a_death():
-    hang = replace(recovery(5, detect=1_800_000, abort=50_000, plan=0, regroup=80_000), workers=("W0_1",))
+    hang = structs.replace(recovery(5, detect=1_800_000, abort=50_000, plan=0, regroup=80_000), workers=("W0_1",))
     found = run_constants([*DEATHS, Suspected(hang.at_us + 1_700_000, "W0_1", "silent for 1.7 s"), hang])
     assert (found.detect_us, found.hang_us, found.num_recoveries) == (4000, 1_800_000, 4)
 
@@ -54,7 +53,7 @@ def test_regrouping_grows_by_what_the_coordinator_takes_longer():
     found = run_constants(DEATHS)
     assert found.regroup_at_us(12) == 80_000
     assert found.regroup_at_us(1024) == pytest.approx(80_000 + 483_000 - control_us(12), abs=1)
-    assert run_constants([replace(one, num_live=2047) for one in DEATHS]).regroup_at_us(4) == 0
+    assert run_constants([structs.replace(one, num_live=2047) for one in DEATHS]).regroup_at_us(4) == 0
 
 
 def test_recycle_and_what_is_assumed_to_be_as_fast_get_the_measured_pauses():

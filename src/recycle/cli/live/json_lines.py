@@ -3,10 +3,11 @@
 import json
 import threading
 import time
-from dataclasses import asdict
 from typing import TextIO
 
-from recycle.core.events.record import Event, OpRan, OpsRan
+from msgspec.structs import asdict
+
+from recycle.core.events.record import Event, OpRan, OpsRan, name_of
 
 
 class JsonLines:
@@ -17,7 +18,7 @@ class JsonLines:
 
     def observe(self, event: Event) -> None:
         if not isinstance(event, OpRan | OpsRan):
-            self._print({"event": event.EVENT, **asdict(event)})
+            self._print({"event": name_of(event), **asdict(event)})
 
     def say(self, sentence: str) -> None:
         self._print({"event": "message", "text": sentence})

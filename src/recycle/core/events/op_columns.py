@@ -7,12 +7,16 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import DecodeError
+from msgspec.json import Decoder
+
 from recycle.core.errors import UserError
 
 # The label of what a worker runs beside the ops of its row.
 REDUCE, OPTIMIZER = "reduce", "optimizer"
 # Fast, and within a few per cent of the shortest.
 _LEVEL = 3
+_decoder = Decoder(tuple[str, list[int], list[int], list[int]])
 RanOp = tuple[str, int, int, bool]
 """An op, or `REDUCE` or `OPTIMIZER`: its label, start and end in µs, and whether it was in vain."""
 
@@ -84,12 +88,12 @@ def unpack_ops(text: str, base_us: int) -> list[RanOp]:
     if not text:
         return []
     try:
-        labels, gaps, lengths, vain = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+        labels, gaps, lengths, vain = _decoder.decode(zlib.decompress(base64.b64decode(text, validate=True)))
         in_vain, at_us, found = set(vain), base_us, []
         for number, (label, gap, length) in enumerate(zip(labels.split(" "), gaps, lengths, strict=True)):
             start = at_us + gap
             at_us = start + length
             found.append((label, start, at_us, number in in_vain))
         return found
-    except (ValueError, TypeError, AttributeError, zlib.error, binascii.Error) as problem:
+    except (ValueError, DecodeError, zlib.error, binascii.Error) as problem:
         raise UserError(f"these are no ops: {type(problem).__name__} {problem}") from None

@@ -1,8 +1,9 @@
-"""The record of a run: its events as dataclasses. Simulated and real runs write the same events."""
+"""The record of a run: its events as structures. Simulated and real runs write the same events."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from recycle.core.events.op_columns import unpack_ops
 
@@ -10,71 +11,62 @@ from recycle.core.events.op_columns import unpack_ops
 PARTS = ("detect", "abort", "plan", "regroup", "transfer", "redo")
 
 
-def _make_tuples(event: object, *names: str) -> None:
-    """JSON has no tuples: they are read back as lists."""
-    for name in names:
-        if isinstance(value := getattr(event, name), list):
-            object.__setattr__(event, name, tuple(value))
+# A number of a record: readers put them into columns of 64 bits, and add them up.
+Int = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Recordable(Struct, frozen=True, tag_field="event"):
+    """An event. Its tag is its name in the record."""
+
+
+def name_of(event: Recordable | type[Recordable]) -> str:
+    """Return the name that events of this kind have in the record."""
+    return str(event.__struct_config__.tag)
+
+
+class Started(Recordable, frozen=True, tag="started"):
     """A run began; `source` is `replay`, `simulate` or `train`.
 
     A simulated run, which has no plan beside its record, has the numbers of pipelines, stages and micro-batches as its `shape`.
     """
 
-    EVENT: ClassVar[str] = "started"
     source: str
     name: str
-    shape: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        _make_tuples(self, "shape")
+    shape: tuple[Int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Recordable, frozen=True, tag="resumed"):
     """The run was resumed from its checkpoint after `num_steps` steps; `at_us` is the end of the time before."""
 
-    EVENT: ClassVar[str] = "resumed"
-    at_us: int
-    num_steps: int
+    at_us: Int
+    num_steps: Int
 
 
-@dataclass(frozen=True, slots=True)
-class OpRan:
+class OpRan(Recordable, frozen=True, tag="op"):
     """A worker ran an op (`2F0@1`), its stage's `reduce`, or its `optimizer` step.
 
     It was in vain if the step before it was taken back: then the iteration began again with the right weights.
     """
 
-    EVENT: ClassVar[str] = "op"
-    iteration: int
+    iteration: Int
     worker: str
     op: str
-    start_us: int
-    end_us: int
+    start_us: Int
+    end_us: Int
     is_in_vain: bool = False
 
-    def __reduce__(self) -> tuple[type["OpRan"], tuple[Any, ...]]:
-        """Pickle faster than dataclasses do by default: workers send many of these events."""
-        return OpRan, (self.iteration, self.worker, self.op, self.start_us, self.end_us, self.is_in_vain)
 
-
-@dataclass(frozen=True, slots=True)
-class OpsRan:
+class OpsRan(Recordable, frozen=True, tag="ops"):
     """What a worker ran in an iteration, as packed columns from `start_us` on; readers of a record get an `OpRan` for each op.
 
     `num_ops` counts the ops that were not in vain. If it `is_undone`, the iteration was broken off, and all of them were in vain.
     """
 
-    EVENT: ClassVar[str] = "ops"
-    iteration: int
+    iteration: Int
     worker: str
-    start_us: int
-    end_us: int
-    num_ops: int
+    start_us: Int
+    end_us: Int
+    num_ops: Int
     ops: str
     is_undone: bool = False
 
@@ -84,8 +76,7 @@ class OpsRan:
             yield OpRan(self.iteration, self.worker, label, start_us, end_us, in_vain or self.is_undone)
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(Recordable, frozen=True, tag="step"):
     """An iteration was applied at every stage: its mean loss, the norm of its gradient, and the gradient's scale.
 
     A loss or norm that is not finite is None; so is the scale of a step that was skipped for it. `planned_us` is the plan's
@@ -93,141 +84,119 @@ class Stepped:
     float16 the loss was multiplied by `loss_scale`; norm and scale are those of the gradient without it.
     """
 
-    EVENT: ClassVar[str] = "step"
-    iteration: int
-    at_us: int
+    iteration: Int
+    at_us: Int
     loss: float | None
     norm: float | None
     scale: float | None
-    planned_us: int = 0
-    num_ops: int = 0
+    planned_us: Int = 0
+    num_ops: Int = 0
     has_begun_again: bool = False
     loss_scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(Recordable, frozen=True, tag="evaluation"):
     """The mean loss over the evaluation data with the weights after `num_steps` steps; None if it is not finite.
 
     It was computed from `num_microbatches` micro-batches, in `took_us`.
     """
 
-    EVENT: ClassVar[str] = "evaluation"
-    at_us: int
-    num_steps: int
+    at_us: Int
+    num_steps: Int
     loss: float | None
-    num_microbatches: int = 0
-    took_us: int = 0
+    num_microbatches: Int = 0
+    took_us: Int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Recordable, frozen=True, tag="memory"):
     """A worker's peak memory: of its process, of activations as measured, and of activations by the plan's memory model.
 
     `static_bytes` are those of its parameters, optimizer state and gradients, guests included, as measured;
     `planned_static_bytes` are those by the profile of the plan, 0 if it does not know them.
     """
 
-    EVENT: ClassVar[str] = "memory"
     worker: str
-    peak_bytes: int
-    activation_bytes: int
-    planned_bytes: int
-    static_bytes: int = 0
-    planned_static_bytes: int = 0
+    peak_bytes: Int
+    activation_bytes: Int
+    planned_bytes: Int
+    static_bytes: Int = 0
+    planned_static_bytes: Int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Recordable, frozen=True, tag="checkpoint"):
     """A complete checkpoint, after `num_steps` steps, is on disk."""
 
-    EVENT: ClassVar[str] = "checkpoint"
-    at_us: int
-    num_steps: int
+    at_us: Int
+    num_steps: Int
     folder: str
-    size_bytes: int
+    size_bytes: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(Recordable, frozen=True, tag="warning"):
     """Something went wrong that did not end the run, in one sentence."""
 
-    EVENT: ClassVar[str] = "warning"
-    at_us: int
+    at_us: Int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(Recordable, frozen=True, tag="changed"):
     """A node joined or left; `num_live` is the number of live nodes after it."""
 
-    EVENT: ClassVar[str] = "changed"
-    at_us: int
+    at_us: Int
     node: str
     joins: bool
-    num_live: int
+    num_live: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Recordable, frozen=True, tag="placed"):
     """A process takes the place `node`; `host` is the name of its machine, `pid` its process id there."""
 
-    EVENT: ClassVar[str] = "placed"
-    at_us: int
+    at_us: Int
     node: str
     host: str
-    pid: int
+    pid: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Joining:
+class Joining(Recordable, frozen=True, tag="joining"):
     """A process is loading, and takes the place `node` at the next boundary between iterations."""
 
-    EVENT: ClassVar[str] = "joining"
-    at_us: int
+    at_us: Int
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(Recordable, frozen=True, tag="suspected"):
     """A worker is alive but does not make progress, and is being fenced; the reason in a few words."""
 
-    EVENT: ClassVar[str] = "suspected"
-    at_us: int
+    at_us: Int
     node: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedChanged:
+class SpeedChanged(Recordable, frozen=True, tag="speed"):
     """A worker has run its ops at another speed since `iteration`: at 0.6 they take 1 / 0.6 of the time of its peers' ops."""
 
-    EVENT: ClassVar[str] = "speed"
-    at_us: int
+    at_us: Int
     node: str
     speed: float
-    iteration: int
+    iteration: Int
 
 
-@dataclass(frozen=True, slots=True)
-class LinkChanged:
+class LinkChanged(Recordable, frozen=True, tag="link"):
     """A link between two workers, such as `W1_1-W1_2`, has had another speed since `iteration`.
 
     A message takes `time_us` on it, and `usual_us` on other links between the same stages. The speed is the latter over the
     former, and 1 if there is no difference any more.
     """
 
-    EVENT: ClassVar[str] = "link"
-    at_us: int
+    at_us: Int
     link: str
     speed: float
-    iteration: int
-    time_us: int
-    usual_us: int
+    iteration: Int
+    time_us: Int
+    usual_us: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Recordable, frozen=True, tag="recovery"):
     """A new epoch began because workers left or joined: `at_us` is when they left or asked to, `end_us` its first op's start.
 
     If it names no workers, they are the same ones with another plan.
@@ -241,28 +210,24 @@ class Recovered:
     `carried` has the mean number of layers that each stage computes for a micro-batch from then on.
     """
 
-    EVENT: ClassVar[str] = "recovery"
-    at_us: int
-    end_us: int
-    epoch: int
+    at_us: Int
+    end_us: Int
+    epoch: Int
     workers: tuple[str, ...]
     joins: bool
     cause: str
-    iteration: int
-    detect_us: int = 0
-    abort_us: int = 0
-    plan_us: int = 0
-    regroup_us: int = 0
-    transfer_us: int = 0
-    redo_us: int = 0
-    redone_ops: int = 0
+    iteration: Int
+    detect_us: Int = 0
+    abort_us: Int = 0
+    plan_us: Int = 0
+    regroup_us: Int = 0
+    transfer_us: Int = 0
+    redo_us: Int = 0
+    redone_ops: Int = 0
     moves: tuple[str, ...] = ()
-    num_live: int = 0
-    layers: tuple[int, ...] = ()
+    num_live: Int = 0
+    layers: tuple[Int, ...] = ()
     carried: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        _make_tuples(self, "workers", "moves", "layers", "carried")
 
     @property
     def parts_us(self) -> dict[str, int]:
@@ -302,23 +267,21 @@ class Recovered:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Spell:
+class Spell(Recordable, frozen=True, tag="spell"):
     """A stretch of time in one state: `train`, `redo` (work that was lost), `checkpoint`, `pause` or `down`.
 
     `samples` are the samples that it applied, `discarded` those that it computed in vain, and `busy_us` is how long a live worker
     computed in it, on average: the rest of a `train` spell is bubble.
     """
 
-    EVENT: ClassVar[str] = "spell"
-    start_us: int
-    end_us: int
+    start_us: Int
+    end_us: Int
     state: str
     cause: str = ""
-    samples: int = 0
-    discarded: int = 0
-    busy_us: int = 0
-    num_live: int = 0
+    samples: Int = 0
+    discarded: Int = 0
+    busy_us: Int = 0
+    num_live: Int = 0
 
     @property
     def length_us(self) -> int:

@@ -6,14 +6,18 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from io import BufferedReader
 from itertools import chain, count
+from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
+
+from msgspec import DecodeError, ValidationError
+from msgspec.json import Decoder
+from msgspec.structs import fields
 
 from recycle.core.errors import FileProblem, UserError
-from recycle.core.events.record import Event, OpRan, OpsRan, Recovered, Resumed, Stepped
+from recycle.core.events.record import Event, OpRan, OpsRan, Recovered, Resumed, Stepped, name_of
 from recycle.core.files import refuse_device, write_parts
 
 FORMAT, VERSION = "recycle-record", 1
@@ -26,11 +30,21 @@ _PLAN_FILE = re.compile(r"from-iteration-(\d{1,18})\.json")
 CUT_OFF = "its last line is cut off"
 # The key of a line's own number, which no event has: with it a reader finds out that lines are missing.
 _LINE = "line"
-_KINDS: dict[str, type[Event]] = {kind.EVENT: kind for kind in get_args(Event)}
-_OPS = tuple(f'{{"event":"{kind.EVENT}"'.encode() for kind in (OpRan, OpsRan))
+# It stands last.
+_LINE_NUMBER = re.compile(rb'"line":(\d{1,18})\}\s*\Z')
+_LONGEST_NUMBER = 32
+_OPS = tuple(f'{{"event":"{name_of(kind)}"'.encode() for kind in (OpRan, OpsRan))
 # One encoder for all lines: `json.dumps` with these options would make one for each.
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-_DEFAULTS = {name: {field.name: field.default for field in fields(kind)} for name, kind in _KINDS.items()}
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_DEFAULTS = {kind: {field.name: field.default for field in fields(kind)} for kind in get_args(Event)}
+_NAMES = frozenset(map(name_of, _DEFAULTS))
+_NO_EVENT = "this is not an event of a record"
+# Checks the type of every value: a record is a text file that may have been edited.
+_decoder = Decoder[Event](Event)
+
+
+class NotJson(UserError):
+    """A line is no JSON: the writer of a record died while it wrote its last line, or the file was damaged."""
 
 
 def plan_file(iteration: int) -> str:
@@ -46,9 +60,16 @@ def later_plans(folder: Path) -> dict[int, Path]:
 
 
 def dump_event(event: Event, number: int) -> str:
-    """Return the event as a line of JSON with its number in the file, without fields that have their default."""
-    written = {name: value for name, default in _DEFAULTS[event.EVENT].items() if (value := getattr(event, name)) != default}
-    return _encode({"event": event.EVENT, **written, _LINE: number})
+    """Return the event as a line of JSON with its number in the file, without fields that have their default.
+
+    A number that is not finite becomes null.
+    """
+    written = {name: value for name, default in _DEFAULTS[type(event)].items() if (value := getattr(event, name)) != default}
+    try:
+        return _encode({"event": name_of(event), **written, _LINE: number})
+    except ValueError:  # JSON has no numbers that are not finite
+        finite = {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in written.items()}
+        return _encode({"event": name_of(event), **finite, _LINE: number})
 
 
 def write_record(path: Path | str, events: Iterable[Event]) -> None:
@@ -117,17 +138,16 @@ def _read_events(
         position += len(line)
         if position <= num_bytes_without_ops and line.startswith(_OPS):
             continue
-        data = _parsed(line)
-        if data is None and not stream.peek(1):
-            gaps.append(CUT_OFF)
-            return
-        if data is not None and type(written := data.pop(_LINE, None)) is int and written != number + num_missing:
-            gaps.append(describe_gap(number + num_missing, written))
-            num_missing = written - number
         try:
-            event = _event(data)
+            event, written = parse_line(line)
+            if written is not None and written != number + num_missing:
+                gaps.append(describe_gap(number + num_missing, written))
+                num_missing = written - number
             yield from event.each() if isinstance(event, OpsRan) and not is_packed else [event]
         except UserError as problem:
+            if isinstance(problem, NotJson) and not stream.peek(1):
+                gaps.append(CUT_OFF)
+                return
             raise FileProblem(f"{path}, line {number}: {problem}; remove this line, and the others can be used") from None
 
 
@@ -141,17 +161,34 @@ def describe_gap(expected: int, found: int) -> str:
 def parse_line(line: bytes) -> tuple[Event, int | None]:
     """Return the event of one line of a record, and the number that the line has by itself, if it has one.
 
-    Raises UserError if it is no event. `OpsRan` stays packed.
+    Raises UserError if it is no event, or one of its values has another type than the event's field. `OpsRan` stays packed.
     """
-    data = _parsed(line)
-    number = data.pop(_LINE, None) if data is not None else None
-    return _event(data), number if type(number) is int else None
+    try:
+        event = _decoder.decode(line)
+    except ValidationError as problem:
+        raise _unsound(line, problem) from None
+    except (DecodeError, ValueError, RecursionError):
+        raise NotJson(_NO_EVENT) from None
+    number = _LINE_NUMBER.search(line, max(0, len(line) - _LONGEST_NUMBER))
+    return event, int(number[1]) if number else None
+
+
+def _unsound(line: bytes, problem: ValidationError) -> UserError:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):  # the wrong value stands before the damage
+        return NotJson(_NO_EVENT)
+    name = data.get("event") if isinstance(data, dict) else None
+    return UserError(f"the event {name!r} is not whole: {problem}" if name in _NAMES else _NO_EVENT)
 
 
 def refuse_other_head(line: bytes, path: Path | str) -> None:
     """Raise FileProblem unless this is the first line of a record that this release reads."""
-    head = _parsed(line)
-    if head is None or head.get("format") != FORMAT:
+    try:
+        head = json.loads(line)
+    except (ValueError, RecursionError):
+        head = None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise FileProblem(f"{path} is not a {FORMAT} file: it is corrupt or another kind of file")
     if head.get("version") != VERSION:
         raise FileProblem(f"{path} has {FORMAT} version {head.get('version')!r}, but this release reads version {VERSION}")
@@ -162,7 +199,7 @@ def num_complete_bytes(path: Path) -> int:
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             last = content.rfind(b"\n")  # behind it is a line that was cut, if anything
-            starts = [content.rfind(f'\n{{"event":"{kind.EVENT}"'.encode(), 0, last) for kind in (Stepped, Recovered, Resumed)]
+            starts = [content.rfind(f'\n{{"event":"{name_of(kind)}"'.encode(), 0, last) for kind in (Stepped, Recovered, Resumed)]
             end = content.find(b"\n", max(0, *(start + 1 for start in starts)))
             return end + 1 if end >= 0 else len(content)
     except (OSError, ValueError) as problem:  # the latter if the file is empty
@@ -173,25 +210,11 @@ def events_after(path: Path, num_bytes: int) -> list[Event]:
     """Return the events of a record behind its first `num_bytes` bytes, which end with a line; a cut line is left out."""
     with path.open("rb") as stream:
         stream.seek(num_bytes)
-        return [_event(data) for line in stream if (data := _parsed(line)) is not None]
+        return [event for line in stream if (event := _event_unless_cut(line)) is not None]
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _event_unless_cut(line: bytes) -> Event | None:
     try:
-        data = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        return parse_line(line)[0]
+    except NotJson:
         return None
-    return data if isinstance(data, dict) else None
-
-
-def _event(data: dict[str, Any] | None) -> Event:
-    name = str(data.pop("event", "")) if data is not None else ""
-    if data is None or name not in _KINDS:
-        raise UserError("this is not an event of a record")
-    kind, known = _KINDS[name], _DEFAULTS[name]
-    if not data.keys() <= known.keys():  # of a later release
-        data = {key: value for key, value in data.items() if key in known}
-    try:
-        return kind(**data)
-    except TypeError as problem:
-        raise UserError(f"the event {kind.EVENT!r} is not whole: {problem}") from None

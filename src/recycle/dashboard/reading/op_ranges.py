@@ -8,7 +8,6 @@ from typing import BinaryIO
 from recycle.core.errors import UserError
 from recycle.core.events.record import OpRan, OpsRan
 from recycle.core.events.record_file import parse_line
-from recycle.report.record.run_columns import refuse_unsound
 
 _OPS = re.compile(rb'\{"event":"ops?","iteration":(\d{1,18}),')
 
@@ -64,7 +63,6 @@ class OpRanges:
 def _ops_of(line: bytes) -> list[OpRan]:
     try:
         event, _ = parse_line(line)
-        refuse_unsound(event)
         if isinstance(event, OpsRan):
             return list(event.each())
         return [event] if isinstance(event, OpRan) else []

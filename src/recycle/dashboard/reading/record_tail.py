@@ -24,13 +24,13 @@ class RecordTail:
         self._folder = folder or ServedFolder(path.parent)
         self.generation = 1
         self.position = 0
-        self._before = b""
+        self._last_line = b""
         self._file: tuple[int, int] | None = None
 
     def begin_again(self) -> None:
         """Read from the start of the file, as a new generation."""
         self.generation += 1
-        self.position, self._before, self._file = 0, b"", None
+        self.position, self._last_line, self._file = 0, b"", None
 
     def begin_again_if_replaced(self) -> bool:
         """Begin again if the bytes before the position are not those that were read; return whether it did.
@@ -42,9 +42,9 @@ class RecordTail:
                 status = os.fstat(stream.fileno())
                 file = status.st_dev, status.st_ino
                 is_same = self._file in (None, file) and status.st_size >= self.position
-                if is_same and self._before:
-                    stream.seek(self.position - len(self._before))
-                    is_same = stream.read(len(self._before)) == self._before
+                if is_same and (before := self._last_line[-_COMPARED_BYTES:]):
+                    stream.seek(self.position - len(before))
+                    is_same = stream.read(len(before)) == before
         except OSError:  # there is no record yet, or no longer
             is_same, file = self.position == 0, None
         if not is_same:
@@ -75,7 +75,7 @@ class RecordTail:
             if start == 0:
                 refuse_other_head(line, self.path)
             self.position += len(line)
-            self._before = line[-_COMPARED_BYTES:]
+            self._last_line = line
             if start:
                 yield start, line
             if self.position >= end:

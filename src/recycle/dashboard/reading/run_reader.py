@@ -11,13 +11,12 @@ from recycle.core.cluster import Shape, Worker
 from recycle.core.errors import FileProblem, UserError
 from recycle.core.events.record import Changed, Event, OpRan, Recovered, Saved, Spell, Started, Stepped, Suspected, Warned
 from recycle.core.events.record_file import PLAN, describe_gap, later_plans, parse_line
-from recycle.core.events.step_rates import iteration_us, samples_per_s
+from recycle.core.events.step_rates import samples_per_s
 from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.core.plans.plan import Plan
 from recycle.dashboard.reading.op_ranges import OpRanges, iteration_of_ops
 from recycle.dashboard.reading.record_tail import RecordTail
 from recycle.dashboard.reading.served_folder import ServedFolder
-from recycle.report.record.run_columns import refuse_unsound
 from recycle.report.record.run_state import ALIVE, DEAD, JOINING, RunState, initial_state, state_after
 
 _MOST_PROBLEMS = 20
@@ -30,14 +29,21 @@ _NOT_A_NUMBER = float("nan")
 class RunColumns:
     """The steps and spells of a run as columns; a number that is not known is nan."""
 
-    iteration: "array[int]" = field(default_factory=lambda: array("q"))
     at_us: "array[int]" = field(default_factory=lambda: array("q"))
     loss: "array[float]" = field(default_factory=lambda: array("d"))
-    took_us: "array[float]" = field(default_factory=lambda: array("d"))
-    planned_us: "array[float]" = field(default_factory=lambda: array("d"))
     spell_end_us: "array[int]" = field(default_factory=lambda: array("q"))
     spell_rate: "array[float]" = field(default_factory=lambda: array("d"))
     spell_live: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def add(self, steps: list[Stepped], spells: list[Spell]) -> None:
+        """Add the values of steps and of spells."""
+        self.at_us.extend([step.at_us for step in steps])
+        self.loss.extend([_NOT_A_NUMBER if step.loss is None else step.loss for step in steps])
+        # A value holds from the end of the spell before: of the first spell the start is added, too.
+        first = spells[:1] if not self.spell_end_us else []
+        self.spell_end_us.extend([*(spell.start_us for spell in first), *(spell.end_us for spell in spells)])
+        self.spell_rate.extend([samples_per_s(spell) or 0.0 for spell in (*first, *spells)])
+        self.spell_live.extend([spell.num_live for spell in (*first, *spells)])
 
 
 class RunReader:
@@ -59,7 +65,8 @@ class RunReader:
         self.version, self.num_lines, self.num_missing = 0, 1, 0
         self.problem = ""
         self.problems: list[str] = []
-        self._behind: dict[type[Event], list[Event]] = {Stepped: [], Spell: []}
+        self._new_steps: list[Stepped] = []
+        self._new_spells: list[Spell] = []
         self.started = Started("", "")
         self.columns = RunColumns()
         self.spells: list[Spell] = []
@@ -143,7 +150,6 @@ class RunReader:
         self.line_starts.append(start)
         try:
             event, number = parse_line(line)
-            refuse_unsound(event)
         except UserError as problem:
             self._note(f"line {self.num_lines}: {problem}")
             return
@@ -157,20 +163,22 @@ class RunReader:
             self.problems.append(sentence)
 
     def _add(self, event: Event) -> None:
-        if isinstance(event, Stepped | Spell):
-            self._behind[type(event)].append(event)
-        else:
-            self._catch_up()
-            self.state = state_after(self.state, event)
+        match event:  # nearly all lines of a long record are of the first two kinds
+            case Stepped():
+                self._new_steps.append(event)
+                self.progress.append(event)
+                return
+            case Spell():
+                self._new_spells.append(event)
+                self.spells.append(event)
+                return
+        self._catch_up()
+        self.state = state_after(self.state, event)
         match event:
             case Started():
                 self.started = event
                 if self.shape is None and (shape := _shape_of(event)) is not None:
                     self.state = _all_alive(shape)
-            case Stepped():
-                self._add_step(event)
-            case Spell():
-                self._add_spell(event)
             case Recovered():
                 self.recoveries.append(event)
                 self.recovery_lines.append(len(self.line_starts) - 1)
@@ -185,35 +193,17 @@ class RunReader:
             case Saved():
                 self.saved.append(event)
 
-    def _add_spell(self, spell: Spell) -> None:
-        """Add the end of a spell, and of the first one its start too: a value holds from the end of the spell before."""
-        rate = samples_per_s(spell)
-        for at_us in (spell.end_us,) if self.spells else (spell.start_us, spell.end_us):
-            self.columns.spell_end_us.append(at_us)
-            self.columns.spell_rate.append(0.0 if rate is None else rate)
-            self.columns.spell_live.append(spell.num_live)
-        self.spells.append(spell)
-
     def _catch_up(self) -> None:
-        """Bring the state up to date with the last of the steps and spells, of which a record may have hundreds of thousands.
+        """Take the last steps and spells into the columns and the state: a record may have hundreds of thousands of them.
 
-        Its sums over all of them are not kept: `spells` and `progress` have them.
+        The state's sums over all of them are not kept: `spells` and `progress` have them.
         """
-        spells, steps = self._behind[Spell], self._behind[Stepped]
-        for event in (*spells[-1:], *steps[-2:]):
+        self.columns.add(self._new_steps, self._new_spells)
+        last: tuple[Event, ...] = (*self._new_spells[-1:], *self._new_steps[-2:])
+        for event in last:
             self.state = state_after(self.state, event)
-        spells.clear()
-        steps.clear()
-
-    def _add_step(self, step: Stepped) -> None:
-        before = next((one for one in reversed(self.progress[-2:]) if isinstance(one, Stepped)), None)
-        took_us, columns = iteration_us(before, step), self.columns
-        self.progress.append(step)
-        columns.iteration.append(step.iteration)
-        columns.at_us.append(step.at_us)
-        columns.loss.append(_NOT_A_NUMBER if step.loss is None else step.loss)
-        columns.took_us.append(_NOT_A_NUMBER if took_us is None else took_us)
-        columns.planned_us.append(step.planned_us or _NOT_A_NUMBER)
+        self._new_spells.clear()
+        self._new_steps.clear()
 
     @property
     def dead_places(self) -> frozenset[Worker]:

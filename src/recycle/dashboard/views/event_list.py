@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -69,17 +68,10 @@ def _time_us(event: dict[str, Any]) -> int:
 def _read_event(stream: BinaryIO, start: int) -> dict[str, Any]:
     stream.seek(start)
     try:
-        data = json.loads(line := stream.readline(), parse_constant=str)  # NaN, which no JSON has, stays as text
-        parse_line(line)
-    except (ValueError, RecursionError):
+        parse_line(line := stream.readline())
+    except UserError:
         return {"event": "damaged", "text": "this line cannot be read"}
-    if not isinstance(data, dict):
-        return {"event": "damaged"}
-    return {key: _shown(value) for key, value in data.items() if key != "line"}
-
-
-def _shown(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: value for key, value in json.loads(line).items() if key != "line"}
 
 
 def events_as_lines(run: RunReader) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 """The spells of a record as they are known at its end: a record grows during the run, and steps may be lost later."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from recycle.core.events.record import Recovered, Spell, Stepped
 

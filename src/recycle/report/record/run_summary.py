@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from recycle.core.events.record import PARTS, Held, Spell
 from recycle.core.plans.plan import Plan
@@ -146,7 +147,7 @@ class Summary:
             "recoveries": [one.to_json() for one in run.recoveries],
             "lost_us": {"total": self.lost_us, **{part: sum(one.parts_us[part] for one in run.recoveries) for part in PARTS}},
             "workers": [{"worker": one.node, "host": one.host, "pid": one.pid, "at_us": one.at_us} for one in run.placed],
-            "memory": [{**asdict(one), "ratio": _rounded(memory_ratio(one))} for one in run.held],
+            "memory": [{**structs.asdict(one), "ratio": _rounded(memory_ratio(one))} for one in run.held],
             "checkpoints": [
                 {"at_us": one.at_us, "steps": one.num_steps, "folder": one.folder, "size_bytes": one.size_bytes}
                 for one in run.saved
@@ -165,7 +166,7 @@ class Summary:
             "speeds": [
                 {"worker": one.node, "speed": one.speed, "step": one.iteration + 1, "at_us": one.at_us} for one in run.speeds
             ],
-            "warnings": [asdict(one) for one in run.warned],
+            "warnings": [structs.asdict(one) for one in run.warned],
             "iterations": {
                 "first": executed.whole[0],
                 "last": executed.whole[-1],

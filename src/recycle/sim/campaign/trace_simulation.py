@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
+from msgspec import structs
+
 from recycle.core.cluster import Shape
 from recycle.core.events.record import Changed, Event, Spell
 from recycle.core.events.trace import Trace
@@ -201,7 +203,7 @@ def _discarded(spell: Spell, cause: str) -> Spell:
     """The same time with all its work discarded."""
     if spell.state not in ("train", "checkpoint"):
         return spell
-    return replace(spell, state="redo", cause=cause, samples=0, discarded=spell.samples + spell.discarded, busy_us=0)
+    return structs.replace(spell, state="redo", cause=cause, samples=0, discarded=spell.samples + spell.discarded, busy_us=0)
 
 
 def _merged(spells: list[Spell]) -> list[Spell]:
@@ -210,7 +212,7 @@ def _merged(spells: list[Spell]) -> list[Spell]:
     for spell in sorted(spells, key=lambda spell: spell.start_us):
         last = merged[-1] if merged else None
         if last and (last.state, last.cause, last.num_live) == (spell.state, spell.cause, spell.num_live):
-            merged[-1] = replace(
+            merged[-1] = structs.replace(
                 last,
                 end_us=spell.end_us,
                 samples=last.samples + spell.samples,

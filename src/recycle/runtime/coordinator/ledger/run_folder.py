@@ -5,10 +5,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from recycle.control.decide.messages import ControlMessage, DownloadFile, UploadFile
 from recycle.control.net.file_transfer import serve_transfer

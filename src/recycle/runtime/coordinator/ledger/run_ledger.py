@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import itemgetter
+
+from msgspec.structs import replace
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import UserError
