@@ -10,7 +10,7 @@ import pytest
 from recycle.core.errors import UserError
 from recycle.core.events.trace import Change, Trace
 from tests.sim.reference.reference_policies import reference_average
-from tests.sim.reference.reference_simulation import NO_DEVIATIONS
+from tests.sim.reference.reference_simulation import ALL_DEVIATIONS, NO_DEVIATIONS
 
 DATA = Path(os.environ.get("RECYCLE_PEERS_DATA") or Path(__file__).parents[3].parent / "shared" / "data")
 TRACES = ("6h", "3h", "1h", "30m", "10m", "scale_p3-trace")
@@ -19,6 +19,12 @@ LIMITS = {"oobleck": 0.01, "varuna": 0.03, "bamboo": 0.03}
 with_data = pytest.mark.skipif(
     not (DATA / "peers_reference.json").is_file(),
     reason=f"the public data of the reference is not at {DATA}: set RECYCLE_PEERS_DATA to the folder of peers_reference.json",
+)
+
+# Nodes come at 480 s, and some leave soon.
+GCP = DATA / "traces" / "scale_gcp-trace.csv"
+with_gcp = pytest.mark.skipif(
+    not GCP.is_file(), reason=f"tools/simulator/traces/scaled/{GCP.name} of SymbioticLab/Oobleck is not at {GCP.parent}"
 )
 
 
@@ -47,6 +53,19 @@ def test_the_average_is_that_of_the_reference(model, name, system):
     average = reference_average(system, model, table, Trace.load(DATA / "traces" / f"{name}.csv"))
     # Averages are given with three decimals.
     assert average == pytest.approx(wanted, rel=LIMITS[system], abs=0.0005)
+
+
+@with_data
+@with_gcp
+@pytest.mark.parametrize(
+    ("model", "wanted", "without_shift"),
+    [pytest.param("gpt-3-2.7b", 0.915, 1.137, id="2.7B"), pytest.param("gpt-3-6.7b", 0.0, 0.029, id="6.7B")],
+)
+def test_checkpoints_of_varuna_that_are_torn_early_give_what_the_authors_simulator_gives(model, wanted, without_shift):
+    table, trace = public("throughput_by_nodes_30_to_15")[model]["varuna"], Trace.load(GCP)
+    assert reference_average("varuna", model, table, trace) == pytest.approx(wanted, abs=0.0005)
+    in_place = replace(ALL_DEVIATIONS, torn_checkpoint_shifts=False)
+    assert reference_average("varuna", model, table, trace, in_place) == pytest.approx(without_shift, abs=0.0005)
 
 
 # From here on, traces and tables are made up. Nodes n0, n1, ... join at the start, and are ready at 45 s.
