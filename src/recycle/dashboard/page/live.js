@@ -39,13 +39,13 @@ export class LiveRun extends EventTarget {
   }
 
   connect() {
-    if (this.stream || this.isClosed) return;
+    if (this.stream || this.isClosed || document.hidden) return;
     const stream = new EventSource(`/api/run/stream?${new URLSearchParams({ id: this.id })}`);
     this.stream = stream;
     stream.onopen = () => { this.setConnection("live"); this.load().catch(() => {}); };
     stream.onmessage = (message) => this.apply(JSON.parse(message.data));
     stream.onerror = () => {
-      this.setConnection("lost");
+      if (this.connection !== "refused") this.setConnection("lost");
       if (stream.readyState === EventSource.CLOSED) {  // it was refused: the browser does not try again by itself
         this.disconnect();
         setTimeout(() => this.connect(), AGAIN_MS);

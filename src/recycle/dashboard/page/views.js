@@ -271,12 +271,15 @@ export class Iteration {
     const key = `${data.generation} ${wanted} ${data.num_recoveries}`;
     if (key === this.key) return;
     this.key = key;
-    this.load(data, wanted, bounds);
+    clearTimeout(this.again);
+    this.load(data, wanted, bounds, key);
   }
 
-  async load(data, wanted, bounds) {
+  // An answer that comes when another one is wanted is not shown.
+  async load(data, wanted, bounds, key) {
     try {
       const answer = await getJson("/api/run/iteration", { id: this.run.id, number: wanted, first: 0, last: 64 });
+      if (key !== this.key) return;
       this.shown = wanted;
       this.input.value = wanted;
       this.input.max = bounds[1];
@@ -292,8 +295,9 @@ export class Iteration {
         "In each lane, above what was executed, below what was planned.");
       this.draw(false);
     } catch (problem) {
+      if (key !== this.key) return;
       fill(this.about, problem.message);
-      this.key = "";
+      this.key = "";  // the next change asks again
       if (mayPass(problem)) this.again = setTimeout(() => this.update(this.run.data), 1500);
     }
   }
@@ -307,7 +311,7 @@ export class Iteration {
   }
 
   repaint() { if (this.timeline) this.timeline.draw(); }
-  close() { clearTimeout(this.again); if (this.timeline) this.timeline.close(); }
+  close() { this.key = null; clearTimeout(this.again); if (this.timeline) this.timeline.close(); }
 }
 
 export class WhatIf {
