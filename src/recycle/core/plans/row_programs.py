@@ -4,9 +4,13 @@ A row program also says how many ops at the head of the row are its warm-up: the
 known. A warm-up holds forward passes only, so that no gradient is touched, and only forward passes that need nothing but other
 forward passes of a warm-up. So every worker can play all of its warm-up whatever the verdict will be. If the verdict is that the
 step was wrong, all workers begin the iteration again, and no worker waits for a message that is never sent.
+
+And it says in which order the gradients of layers are summed that several stages hold: as the plan ends what adds to them. All
+workers know the same order, so that no sum waits for one that ends later by the plan.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -14,8 +18,11 @@ from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.core.plans.op_costs import OpCosts
 from recycle.core.plans.plan import Plan, Row
+from recycle.core.plans.rules import layer_windows, stage_windows
 
 NO_MESSAGE = -1
+OWN_SUM = ()
+"""Stands in an order of sums for the layers that the stage shares with no other."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -29,6 +36,9 @@ class RowProgram:
 
     If the plan cuts micro-batches, an op computes the layers from `first_layers` up to but without `end_layers`; these columns
     are empty if every op computes exactly the layers of its stage.
+
+    If the stage shares layers with others, `sum_order` has these, and `OWN_SUM`, in the order in which they are summed over
+    workers: those that are summed in one go together.
     """
 
     worker: Worker
@@ -43,11 +53,13 @@ class RowProgram:
     taken_at: Sequence[int]
     first_layers: Sequence[int] = ()
     end_layers: Sequence[int] = ()
+    sum_order: Sequence[Sequence[int]] = ()
 
     def dumps(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        if not self.first_layers:
-            del values["first_layers"], values["end_layers"]
+        for name in ("first_layers", "end_layers", "sum_order"):
+            if not values[name]:
+                del values[name]
         return _encode(values | {"worker": str(self.worker)})
 
     @staticmethod
@@ -55,6 +67,7 @@ class RowProgram:
         """Return the program of a text that `dumps` of this release made."""
         values = json.loads(text)
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        values["sum_order"] = tuple(map(tuple, values.get("sum_order", ())))
         return RowProgram(**values | {"worker": Worker.parse(values["worker"])})
 
 
@@ -65,8 +78,8 @@ def row_programs(plan: Plan) -> dict[Worker, RowProgram]:
     for row in plan.rows:
         stages[row.worker.stage].add(row)
     lengths = _warm_up_lengths(plan, stages)
-    costs = plan.costs
-    return {row.worker: _program(row, plan, costs, stages, lengths[row.worker]) for row in plan.rows}
+    costs, orders = plan.costs, _sum_orders(plan)
+    return {row.worker: _program(row, plan, costs, stages, lengths[row.worker], orders) for row in plan.rows}
 
 
 def warm_ups(plan: Plan) -> dict[Worker, int]:
@@ -107,7 +120,32 @@ def _warm_up_lengths(plan: Plan, stages: Sequence[_StageColumns]) -> dict[Worker
     return lengths
 
 
-def _program(row: Row, plan: Plan, costs: OpCosts, stages: Sequence[_StageColumns], length: int) -> RowProgram:
+def _sum_orders(plan: Plan) -> Sequence[Sequence[Sequence[int]]]:
+    """By stage, `sum_order`. Layers of one stage that the same stages hold are summed in one go if they end together."""
+    held = plan.problem.held_layers
+    windows = stage_windows(plan)
+    if held is None or not held.shared:
+        return [()] * len(windows)
+    of_layers, groups = layer_windows(plan), dict[tuple[int, int, tuple[int, ...]], list[int]]()
+    for layer in held.shared:
+        home = bisect_right(held.sums.bounds, layer) - 1
+        groups.setdefault((of_layers.get(layer, windows[home])[1], home, held.holders[layer]), []).append(layer)
+    # A stage comes before layers that end with it: nothing needs these as soon as all of the stage's own.
+    sums: list[tuple[int, int, int, Sequence[int], Sequence[int]]]
+    sums = [(end, 0, stage, (stage,), OWN_SUM) for stage, (_, end) in enumerate(windows)]
+    sums += [(end, 1, layers[0], holders, tuple(layers)) for (end, _, holders), layers in groups.items()]
+    sums.sort()
+    return [tuple(layers for *_, at, layers in sums if stage in at) for stage in range(len(windows))]
+
+
+def _program(
+    row: Row,
+    plan: Plan,
+    costs: OpCosts,
+    stages: Sequence[_StageColumns],
+    length: int,
+    sum_orders: Sequence[Sequence[Sequence[int]]],
+) -> RowProgram:
     # An activation comes from the stage before and goes to the one after; a gradient, which I or B sends, the other way.
     stage, none, forward = row.worker.stage, (NO_MESSAGE, 0), Kind.F.value
     before = stages[stage - 1] if stage > 0 else None
@@ -124,4 +162,4 @@ def _program(row: Row, plan: Plan, costs: OpCosts, stages: Sequence[_StageColumn
     layers = [costs.layers(stage, chain) for chain in row.chains] if costs.cuts else []
     firsts, ends = tuple(each.start for each in layers), tuple(each.stop for each in layers)
     columns = (row.kinds, tuple(row.chains), senders, made_at, "".join(is_early), receivers, taken_at, firsts, ends)
-    return RowProgram(row.worker, length, plan.problem.techniques.staggered, *columns)
+    return RowProgram(row.worker, length, plan.problem.techniques.staggered, *columns, sum_orders[stage])

@@ -1,5 +1,6 @@
 """GradientReduction: sums of a stage's gradient over peers, bucket by bucket beside the last backward pass, and over its ties."""
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,7 +20,8 @@ class GradientReduction:
 
     The parameters of a tie are summed over the peers of the stage, and then the first peers' sums over all stages of the tie. An
     elastic stage has most of its parameters in ties: they are in no bucket, and are summed over all workers of the tie at once,
-    in parts by home. Parts of earlier homes begin while the row is played, and those of later homes end after its end.
+    in parts. Some parts come before the buckets, and begin while the row is played. The sums of the others may end later: these
+    are *late*, and only what uses them waits for them.
     """
 
     def __init__(
@@ -30,36 +32,25 @@ class GradientReduction:
         is_first_peer: bool,
         instructions: Sequence[Instruction],
         warm_up: int,
+        sum_order: Sequence[Sequence[int]] = (),
     ) -> None:
         self._sums, self._reducer, self._is_first_peer = stage.sums, reducer, is_first_peer
         self._warm_up, self._last = warm_up, len(instructions) - 1
         self._ties = [(tie, tie.parameters(stage.number, stage.module)) for tie in ties if stage.number in tie.stages]
-        parts = tied_parts(stage, ties, instructions) if stage.is_elastic else []
-        later = [part for part in parts if part.home > stage.number]
-        self.num_early = self._num_before(later)
-        self._late = later if self.num_early < len(stage.sums.parameters) else []
-        self._early = [part for part in parts if part.home < stage.number]
-        self._own = parts[len(self._early) : len(parts) - len(self._late)]
+        self._early, self._rest = tied_parts(stage, ties, instructions, sum_order) if stage.is_elastic else ([], [])
+        self._num_awaited = next((len(self._rest) - at for at, part in enumerate(self._rest[::-1]) if part.layers is None), 0)
         self._is_elastic = stage.is_elastic
-        self._own_end = stage.module.own_layers.stop if isinstance(stage.module, ElasticStage) else 0
-        apart = {id(parameter) for part in parts for parameter in part.parameters}
+        self._own_layers = stage.module.own_layers if isinstance(stage.module, ElasticStage) else range(0)
+        apart = {id(parameter) for part in (*self._early, *self._rest) for parameter in part.parameters}
         self._buckets = make_buckets(stage.sums, apart=apart)
         self._begun: list[Reduction] = []
-        self._begun_parts: list[tuple[TiedPart, Reduction]] = []
-
-    def _num_before(self, late: Sequence[TiedPart]) -> int:
-        """How many parameters are stepped before the late parts; all if these have own layers or are not the last parameters."""
-        ids = {id(parameter) for part in late for parameter in part.parameters}
-        everything = self._sums.parameters
-        num = len(everything) - len(ids)
-        can_be_late = all(part.has_guests_only for part in late) and ids == {id(each) for each in everything[num:]}
-        return num if can_be_late else len(everything)
+        self._begun_parts: deque[tuple[TiedPart, Reduction]] = deque()
 
     @property
     def play_last(self) -> Play | None:
         """Plays the last tape of an iteration, and begins to sum each bucket that is complete; None if there is only one.
 
-        Buckets come after the parts of earlier homes, as on all peers: these must be complete before the last op.
+        Buckets come after the first parts, as on all peers: these must be complete before the last op.
         """
         begun_at = [max(part.complete_at, self._warm_up) for part in self._early]  # `after` begins nothing in the warm-up
         if len(self._buckets) == 1 or any(index >= self._last for index in begun_at):
@@ -67,7 +58,7 @@ class GradientReduction:
         return partial(play_last, buckets=self._buckets, on_complete=self._begin)
 
     def after(self, index: int) -> None:
-        """Begin the parts of earlier homes that are complete, now that the op of this index has run."""
+        """Begin the parts before the buckets that are complete, now that the op of this index has run."""
         if index >= self._warm_up:  # before, the sums are still those of the iteration before
             for part in self._early[len(self._begun_parts) :]:
                 if part.complete_at > index:
@@ -80,48 +71,54 @@ class GradientReduction:
     def _begin_part(self, part: TiedPart, gathered: Tensor) -> None:
         self._begun_parts.append((part, self._reducer.begin(gathered, part.tie)))
 
-    def finish(self) -> None:
-        """Begin what is left, which is all of it for a worker that has played no tape, and wait for all but the late sums."""
+    def finish(self, more: Tensor | None = None) -> None:
+        """Begin what is left, which is all of it for a worker that has played no tape, and wait for all but the late sums.
+
+        `more` is summed over the peers, too, before what may be late.
+        """
         for part in self._early[len(self._begun_parts) :]:
             self._begin_part(part, gather(self._sums, part.parameters))
         # Gathered before the last bucket is begun, which has the marks of all parameters.
-        gathered = [(part, gather(self._sums, part.parameters)) for part in (*self._own, *self._late)]
+        gathered = [(part, gather(self._sums, part.parameters)) for part in self._rest]
         for bucket in self._buckets[len(self._begun) :]:
             self._begin(bucket.part)
+        if more is not None:
+            self._begin(more)
         for own in gathered:
             self._begin_part(*own)
         for reduction in self._begun:
             self._reducer.wait(reduction)
         self._begun.clear()
-        for part in (*self._early, *self._own):
-            self._take(part)
+        for _ in range(len(self._early) + self._num_awaited):
+            self.finish_next()
         if not self._is_elastic:
             self._add_ties()
 
     @property
-    def has_late(self) -> bool:
-        """Whether there are sums that end later: those of guests of a stage whose rows end later."""
-        return bool(self._begun_parts)
+    def num_late(self) -> int:
+        """How many late sums are still to be taken."""
+        return len(self._begun_parts)
 
-    @property
-    def is_late_done(self) -> bool:
-        return all(reduction.is_done for _, reduction in self._begun_parts)
+    def late_parameters(self) -> Sequence[Tensor]:
+        """The parameters whose sums are late, in the order of their sums."""
+        return [parameter for part, _ in self._begun_parts for parameter in part.parameters]
 
-    def uses_late(self, instruction: Instruction) -> bool:
-        """Whether an instruction computes a layer whose sum is a late one."""
-        return instruction.layers is not None and instruction.layers.stop > self._own_end
+    def num_due(self, instruction: Instruction) -> int:
+        """How many of the late sums must be taken, or can be without waiting, before an instruction."""
+        used = self._own_layers if instruction.layers is None else instruction.layers
+        due = 0
+        for number, (part, reduction) in enumerate(self._begun_parts, 1):
+            assert part.layers is not None, "an awaited part is not late"
+            if not part.layers.isdisjoint(used) or (due == number - 1 and reduction.is_done):
+                due = number
+        return due
 
-    def finish_late(self) -> None:
-        """Wait for the late sums."""
-        for part in self._late:
-            self._take(part)
-
-    def _take(self, expected: TiedPart) -> None:
-        """Wait for the sum that was begun first, and write it back."""
-        part, reduction = self._begun_parts.pop(0)
-        assert part is expected
+    def finish_next(self) -> Sequence[Tensor]:
+        """Wait for the sum that was begun first, write it back, and return its parameters."""
+        part, reduction = self._begun_parts.popleft()
         self._reducer.wait(reduction)
         scatter(reduction.tensor, self._sums, part.parameters)
+        return part.parameters
 
     def _add_ties(self) -> None:
         """Sum over the stages of each tie what the peers of this stage have summed."""

@@ -4,9 +4,9 @@ It outlives an epoch. A worker that is stopped reports its progress, and is told
 it confirms the gradient that it holds, or takes back its last step, so that all workers are at the same iteration.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 
 from torch import Tensor
 
@@ -39,14 +39,6 @@ class _Unconfirmed:
     is_done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _StepAhead:
-    """The step of the first `num_parameters`, with a guessed scale of 1, and the norm of the gradient of the stage."""
-
-    num_parameters: int
-    norm: tuple[float, ...]
-
-
 class StageState:
     """One worker's weights and optimizer, with `num_steps` steps done."""
 
@@ -63,7 +55,9 @@ class StageState:
         self.stage, self.stepper, self.num_steps = stage, stepper, num_steps
         self._shape, self._max_norm = shape, max_norm
         self._unconfirmed: _Unconfirmed | None = None
-        self._ahead: _StepAhead | None = None
+        # The numbers of the parameters that are stepped ahead, and the squares of their gradients.
+        self._ahead, self._ahead_squares = set[int](), list[float]()
+        self._numbers = {id(parameter): number for number, parameter in enumerate(stage.parameters())}
         self._last_ballot = last_ballot
         elsewhere = counted_elsewhere(ties, stage.number, stage.module)
         self._counts = [id(parameter) not in elsewhere for parameter in stage.parameters()]
@@ -72,25 +66,27 @@ class StageState:
         """Have the backward passes of the next step use the scale of the loss, now that all steps before it are confirmed."""
         self.stage.scale_loss(self.stepper.loss_scale)
 
-    def can_step_ahead(self, num_parameters: int) -> bool:
-        """Whether the first parameters can be stepped before the gradient of the others is known."""
-        return self.stepper.can_step_in_parts and not any(self._counts[num_parameters:])
+    @property
+    def can_step_ahead(self) -> bool:
+        """Whether parameters can be stepped before the gradient of the others is known."""
+        return self.stepper.can_step_in_parts
 
-    def step_ahead(self, num_parameters: int) -> None:
-        """Step the first parameters with a guessed scale of 1. The gradient is held when those of the others are known, too.
+    def step_ahead(self, parameters: Sequence[Tensor]) -> None:
+        """Step these parameters with a guessed scale of 1. The gradient is held when that of all others is known, too.
 
         Until then the iteration does not count as reduced: a worker that is stopped takes the step back.
         """
         assert self._unconfirmed is None, "a step is still to be confirmed"
-        self._ahead = _StepAhead(num_parameters, self._norm_squared(num_parameters))
-        self.stepper.try_step(self.num_steps, self._means, 0, num_parameters)
+        for first, end in _ranges(self._numbers[id(parameter)] for parameter in parameters):
+            self._ahead.update(range(first, end))
+            self._ahead_squares += self._squares(first, end)
+            self.stepper.try_step(self.num_steps, self._means, first, end)
 
     def hold(self, iteration: int, losses: Mapping[int, float], spans: list[Span]) -> None:
         """Hold the stage's sums as the gradient of an iteration, now that they are those of all peers."""
         assert self._unconfirmed is None, "a step is still to be confirmed"
         assert iteration == self.num_steps, f"iteration {iteration} is to be applied after {self.num_steps} steps"
-        norm = self._ahead.norm if self._ahead is not None else None
-        self._unconfirmed = _Unconfirmed(iteration, dict(losses), spans, norm)
+        self._unconfirmed = _Unconfirmed(iteration, dict(losses), spans)
 
     @property
     def held_bytes(self) -> int:
@@ -115,21 +111,27 @@ class StageState:
         held = self._unconfirmed
         assert held is not None
         if held.norm is None:
-            held.norm = self._norm_squared()
+            squares = [self._squares(first, end) for first, end in self._not_ahead()]
+            held.norm = sum_in_parts([*self._ahead_squares, *chain.from_iterable(squares)])
         return held.norm
 
-    def _norm_squared(self, num_parameters: int | None = None) -> tuple[float, ...]:
+    def _squares(self, first: int, end: int) -> list[float]:
+        """The squares of the gradients of some parameters, as far as they count in the norm of this stage."""
         squares: list[float] = []
-        for first, end in self.stepper.parts(0, num_parameters):
-            squares += squares_of(mean for mean, counts in zip(self._means(first, end), self._counts, strict=True) if counts)
-        return sum_in_parts(squares)
+        for part in self.stepper.parts(first, end):
+            squares += squares_of(mean for mean, counts in zip(self._means(*part), self._counts, strict=True) if counts)
+        return squares
+
+    def _not_ahead(self) -> Iterator[tuple[int, int]]:
+        return _ranges(set(range(len(self._counts))) - self._ahead)
 
     def guess(self) -> None:
         """Step with the gradient that is held and a scale of 1; the verdict says whether that was right."""
         held = self._unconfirmed
         assert held is not None
-        self.stepper.try_step(held.iteration, self._means, self._ahead.num_parameters if self._ahead is not None else 0)
-        self._ahead = None
+        for first, end in self._not_ahead():
+            self.stepper.try_step(held.iteration, self._means, first, end)
+        self._forget_ahead()
         self.num_steps += 1
         held.is_tried = True
 
@@ -194,12 +196,23 @@ class StageState:
         return held.spans if held is not None and held.iteration >= iteration else ()
 
     def _take_back_ahead(self) -> None:
-        if self._ahead is not None:
+        if self._ahead:
             self.stepper.take_back()
-            self._ahead = None
+            self._forget_ahead()
+
+    def _forget_ahead(self) -> None:
+        self._ahead.clear()
+        self._ahead_squares.clear()
 
     def _take_back(self) -> None:
         self.stepper.take_back()
         self.num_steps -= 1
         assert self._unconfirmed is not None
         self._unconfirmed.is_tried = False
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of consecutive numbers, each from its first number to the one after its last."""
+    for _, group in groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
+        inside = [number for _, number in group]
+        yield inside[0], inside[-1] + 1

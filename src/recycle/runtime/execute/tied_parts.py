@@ -1,8 +1,7 @@
 """TiedPart: parameters that several stages hold and that are summed in one go, and when a worker has nothing to add any more.
 
-A tie is summed in parts, one for each home: the stage whose own the parameters are, and whose rows use them to the end. All
-workers sum in the order of homes, because the rows of a later stage end later. So a stage steps its own layers when its own rows
-have ended, and does not wait for those of the next stage.
+A tie is summed in parts. All workers sum in one order: that in which the plan ends what adds to the parts, and to the layers that
+a stage shares with nobody. So a stage steps what is summed, and does not wait for sums that end later by the plan.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from recycle.core.op import Kind
-from recycle.runtime.compute.elastic_stage import guest_number, is_of_guest
+from recycle.core.plans.row_programs import OWN_SUM
+from recycle.runtime.compute.elastic_stage import ElasticStage, guest_number, is_of_guest
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.execute.row_program import Instruction
@@ -19,39 +19,53 @@ from recycle.runtime.execute.row_program import Instruction
 
 @dataclass(frozen=True, slots=True)
 class TiedPart:
-    """The parameters of a tie that have the same home, as this worker holds them.
+    """Parameters of a tie, as this worker holds them.
 
+    `layers` are theirs; None if they are not those of shared layers, but for example of an embedding that is tied to the head.
     `complete_at` is the index of the last instruction that adds to their gradient; -1 if none does.
     """
 
     tie: Tie
-    home: int
     parameters: Sequence[Tensor]
-    has_guests_only: bool
+    layers: frozenset[int] | None
     complete_at: int
 
 
-def tied_parts(stage: Stage, ties: Sequence[Tie], instructions: Sequence[Instruction]) -> list[TiedPart]:
-    """The parts that the workers of an elastic stage sum, in the order in which all workers do."""
-    last_uses = _last_uses(instructions)
-    parts = []
+def tied_parts(
+    stage: Stage, ties: Sequence[Tie], instructions: Sequence[Instruction], sum_order: Sequence[Sequence[int]]
+) -> tuple[list[TiedPart], list[TiedPart]]:
+    """The parts that the workers of an elastic stage sum before the stage's other layers, and after them, in their order."""
+    order, last, last_uses = list(map(tuple, sum_order)), len(instructions) - 1, _last_uses(stage, instructions)
+    places: dict[int | None, int] = {layer: place for place, layers in enumerate(order) for layer in layers}
+    found: list[tuple[int, TiedPart]] = []
     for tie in (tie for tie in ties if stage.number in tie.stages):
-        by_home: dict[int, list[tuple[str, Tensor]]] = {}
+        by_place: dict[int, list[Tensor]] = {}
         for held, parameter in zip(tie.by_parameter(), tie.parameters(stage.number, stage.module), strict=True):
-            home = max(number for number, name in held if not is_of_guest(name))
-            by_home.setdefault(home, []).append((dict(held)[stage.number], parameter))
-        for home, named in by_home.items():
-            layers = {guest_number(name) if is_of_guest(name) else None for name, _ in named}
-            complete_at = max(last_uses.get(layer, -1) if layer is not None else len(instructions) - 1 for layer in layers)
-            parts.append(TiedPart(tie, home, [parameter for _, parameter in named], None not in layers, complete_at))
-    return sorted(parts, key=lambda part: (part.home, part.tie.stages))
+            # Parameters of no shared layer come last: they are used to the end of several stages.
+            by_place.setdefault(places.get(_layer_of(held), len(order)), []).append(parameter)
+        for place, parameters in by_place.items():
+            layers = frozenset(order[place]) if place < len(order) else None
+            complete_at = max(last_uses.get(layer, -1) for layer in layers) if layers is not None else last
+            found.append((place, TiedPart(tie, parameters, layers, complete_at)))
+    found.sort(key=lambda item: (item[0], item[1].tie.stages))
+    own_place = order.index(OWN_SUM)
+    return [part for place, part in found if place < own_place], [part for place, part in found if place > own_place]
 
 
-def _last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
-    """For each layer, the index of the last instruction that adds to its gradient, if instructions say what they compute."""
+def _layer_of(held: Sequence[tuple[int, str]]) -> int | None:
+    """The number of the layer of a parameter that several stages hold; None if it is the own of several, or no guest anywhere."""
+    guests = [name for _, name in held if is_of_guest(name)]
+    return guest_number(guests[0]) if len(guests) == len(held) - 1 and guests else None
+
+
+def _last_uses(stage: Stage, instructions: Sequence[Instruction]) -> dict[int, int]:
+    """For each layer, the index of the last instruction that adds to its gradient."""
+    assert isinstance(stage.module, ElasticStage)
+    own = stage.module.own_layers
+    adding = (Kind.B, Kind.W)
     return {
         layer: index
         for index, each in enumerate(instructions)
-        if each.kind in (Kind.B, Kind.W) and each.layers is not None
-        for layer in each.layers
+        if each.kind in adding
+        for layer in (own if each.layers is None else each.layers)
     }

@@ -5,8 +5,8 @@ plays the warm-up of its next iteration, and then waits for the verdict. All wor
 a worker wants a pause. Staggered workers have begun the next iteration by then: they play it to its end, and pause after it, so
 that no op is redone. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
 
-A stage that holds layers of the next one, whose rows end later, steps its other layers first. It votes, and steps those, when
-their sums are there, at the latest before an op uses them.
+A stage that shares layers with others, whose rows end later, steps its other layers first. It steps the shared ones when their
+sums are there, at the latest before an op uses them, and votes when it has all sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +46,10 @@ class _Vote:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """An iteration of which some layers are still to be stepped, and its spans."""
+    """An iteration of which some layers are still to be stepped, its losses, and its spans."""
 
     iteration: int
+    losses: Tensor | None
     spans: list[Span]
 
 
@@ -68,6 +69,7 @@ class Trainer:
         ties: Sequence[Tie],
         warm_up: int,
         is_staggered: bool,
+        sum_order: Sequence[Sequence[int]] = (),
     ) -> None:
         self.executor, self.state = executor, state
         self.evaluator: Evaluator | None = None
@@ -80,10 +82,9 @@ class Trainer:
         self._vote: _Vote | None = None
         self.activation_bytes = 0
         self._reduction = GradientReduction(
-            executor.stage, ties, transport.reducer, view.is_first_peer, executor.instructions, warm_up
+            executor.stage, ties, transport.reducer, view.is_first_peer, executor.instructions, warm_up, sum_order
         )
         executor.play_last, executor.after = self._reduction.play_last, self._reduction.after
-        self._can_step_ahead = is_staggered and state.can_step_ahead(self._reduction.num_early)
 
     @property
     def spans(self) -> list[Span]:
@@ -103,7 +104,7 @@ class Trainer:
             self._spans, played = spans, 0
             if self._vote is not None or self._late is not None:
                 self.executor.play(iteration, 0, self._warm_up, spans, is_tentative=True, before=self._before)
-                self._step_late()
+                self._step_late(self._reduction.num_late)
                 ballot, self._pauses_next = self._end_vote()
                 played = self._warm_up
                 if not self._confirm(ballot, on_applied, spans):
@@ -123,7 +124,7 @@ class Trainer:
                 self._read_meter()
         self._read_meter()
         self._spans = []
-        self._step_late()
+        self._step_late(self._reduction.num_late)
         if self._vote is not None:
             ballot, self._pauses_next = self._end_vote()
             self._confirm(ballot, on_applied, self.state.held_spans)
@@ -141,17 +142,17 @@ class Trainer:
         start = now_us()
         self.executor.activity.begin(REDUCE)
         self.executor.on_progress(iteration, REDUCE)
-        self._reduction.finish()
+        losses = self._own_losses()
+        self._reduction.finish(losses)
         is_guessed = self._is_staggered and not self._was_scaled and not self._pauses_next
-        if self._reduction.has_late:
-            if is_guessed and self._can_step_ahead:
-                spans.append(Span(REDUCE, start, now_us()))
-                self._late, self._spans = _Late(iteration, spans), []
-                self._step(iteration, partial(self.state.step_ahead, self._reduction.num_early), spans)
-                return False
-            self._reduction.finish_late()
-        losses = self._shared_losses()
-        self.state.hold(iteration, losses, spans)
+        if self._reduction.num_late and is_guessed and self.state.can_step_ahead:
+            spans.append(Span(REDUCE, start, now_us()))
+            self._late, self._spans = _Late(iteration, losses, spans), []
+            self._step(iteration, partial(self.state.step_ahead, self._summed_parameters()), spans)
+            return False
+        while self._reduction.num_late:
+            self._reduction.finish_next()
+        self.state.hold(iteration, _by_chain(losses), spans)
         self._spans = []  # from now on they belong to the gradient that is held
         spans.append(Span(REDUCE, start, now_us()))
         self._begin_vote(iteration)
@@ -163,35 +164,42 @@ class Trainer:
         self._confirm(ballot, on_applied, spans)
         return is_pause or self._pauses_next
 
+    def _summed_parameters(self) -> Sequence[Tensor]:
+        late = {id(parameter) for parameter in self._reduction.late_parameters()}
+        return [parameter for parameter in self.executor.stage.parameters() if id(parameter) not in late]
+
     def _before(self, instruction: Instruction) -> None:
         """Step the late layers as soon as their sums are there, at the latest before an op that uses one of them."""
-        if self._late is not None and (self._reduction.is_late_done or self._reduction.uses_late(instruction)):
-            self._step_late()
+        if self._late is not None:
+            self._step_late(self._reduction.num_due(instruction))
 
-    def _step_late(self) -> None:
-        """Wait for the late sums, vote on the step, and step their layers."""
+    def _step_late(self, num: int) -> None:
+        """Wait for so many of the late sums, and step their layers; vote on the step when there are no more."""
         late = self._late
         if late is None:
             return
-        self._reduction.finish_late()
-        self.state.hold(late.iteration, {}, late.spans)
-        self._late = None
-        self._begin_vote(late.iteration)
-        self.executor.activity.begin(OPTIMIZER)
-        self.state.guess()
+        for _ in range(num):
+            parameters = self._reduction.finish_next()
+            self.executor.activity.begin(OPTIMIZER)
+            if self._reduction.num_late:
+                self.state.step_ahead(parameters)
+            else:
+                self.state.hold(late.iteration, _by_chain(late.losses), late.spans)
+                self._late = None
+                self._begin_vote(late.iteration)
+                self.state.guess()
 
-    def _shared_losses(self) -> Mapping[int, float]:
-        """The losses of all micro-batches, at the last stage, whose peers have some each: any one peer can report them.
+    def _own_losses(self) -> Tensor | None:
+        """The losses of this worker's micro-batches, by chain, at the last stage: summed over peers, any of them can report all.
 
         They go to no other stage: the more numbers all workers have to add up, the longer that takes, however small they are.
         """
         if self._view.worker.stage < self._shape.num_stages - 1:
-            return {}
+            return None
         values = torch.zeros(self._shape.num_chains, dtype=torch.float64, device=self.executor.stage.sums.flat.device)
         for chain, loss in self.executor.losses.items():
             values[chain] = loss
-        self._transport.reducer.all_reduce(values)
-        return dict(enumerate(values.tolist()))
+        return values
 
     def _begin_vote(self, iteration: int) -> None:
         """Put in this worker's part of the ballot; the first live peer of a stage puts in the norm of the stage."""
@@ -234,3 +242,7 @@ class Trainer:
             if instruction.receives is not None and instruction.receives.is_of_warm_up:
                 self._transport.messages.receive(instruction.receives)
         self._transport.messages.round += 1
+
+
+def _by_chain(losses: Tensor | None) -> Mapping[int, float]:
+    return dict(enumerate(losses.tolist())) if losses is not None else {}

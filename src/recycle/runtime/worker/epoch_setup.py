@@ -29,15 +29,16 @@ from recycle.runtime.worker.worker_spec import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """One worker's part of a plan: its instructions, how many are its warm-up, and whether stages step on their own."""
+    """One worker's part of a plan: its instructions, how many are its warm-up, whether stages step on their own, and its sums."""
 
     instructions: Sequence[Instruction]
     warm_up: int
     is_staggered: bool
+    sum_order: Sequence[Sequence[int]] = ()
 
 
 def worker_program(program: RowProgram, shape: Shape) -> WorkerProgram:
-    return WorkerProgram(compile_row(program, shape), program.warm_up, program.is_staggered)
+    return WorkerProgram(compile_row(program, shape), program.warm_up, program.is_staggered, program.sum_order)
 
 
 def make_stage_state(
@@ -120,7 +121,8 @@ def make_trainer(
         speed_in,
         device_us,
     )
-    trainer = Trainer(executor, transport, state, view, spec.shape, spec.ties, program.warm_up, program.is_staggered)
+    how = program.warm_up, program.is_staggered, program.sum_order
+    trainer = Trainer(executor, transport, state, view, spec.shape, spec.ties, *how)
     if spec.evaluation is not None:
         what = state.stage, program.instructions, transport, spec.shape, spec.evaluation
         trainer.evaluator = Evaluator(*what, seed, executor.activity)
