@@ -269,10 +269,10 @@ def _sections(name: str, is_quick: bool) -> list[Section]:
 def _pages_section(is_quick: bool) -> Section:
     about = (
         f"A run of four workers, with its page served; {NUM_PAGES} pages read what is pushed, from another process as from other "
-        f"machines, in turns with none. In the second row {NUM_BROWSERS} of them are pages in Chromium, which also draw, on this "
-        "machine at the lowest priority: that costs more than pages elsewhere do. Medians of the turns; the cost is the median "
-        "ratio of two turns of a round, with its 90 % bootstrap interval. The column *noise* is that interval for turns without "
-        f"pages, each beside the next one without. Asked: below {MOST_COST:.0%}."
+        f"machines, in turns with none. In the second row {NUM_BROWSERS} of them are in Chromium, which also draws. They get "
+        "time of this machine that nobody else wants; still, they may cost more than elsewhere. Medians of the turns; the "
+        "cost is the median ratio of two turns of a round, with its 90 % bootstrap interval. The column *noise* is that interval "
+        f"for turns without pages, each beside the next one without. Asked: below {MOST_COST:.0%}."
     )
     header = ("pages", "rounds", "iteration without", "iteration with", "cost", "90 %", "noise", "met")
     cases = tuple(

@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+# Pages are on other machines: here they get a core when no worker wants it.
+_IDLE = ("chrt", "--idle", "0")
+
 
 @contextmanager
 def opened_pages(address: str, num: int) -> Iterator[None]:
-    """Keep `num` streams of the run at this address open, each read to its end, at the lowest priority."""
+    """Keep `num` streams of the run at this address open, each read to its end, in time that nobody else wants."""
     if not num:
         yield
         return
-    command = ["nice", "-n", "19", sys.executable, str(Path(__file__).resolve()), address, str(num)]
+    command = [*_IDLE, sys.executable, str(Path(__file__).resolve()), address, str(num)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -27,7 +30,7 @@ def opened_pages(address: str, num: int) -> Iterator[None]:
 
 @contextmanager
 def opened_browsers(address: str, num: int) -> Iterator[None]:
-    """Keep `num` pages of the run at this address open in Chromium, which runs at the lowest priority."""
+    """Keep `num` pages of the run at this address open in Chromium, which runs in time that nobody else wants."""
     if not num:
         yield
         return
@@ -35,7 +38,7 @@ def opened_browsers(address: str, num: int) -> Iterator[None]:
 
     with sync_playwright() as playwright, TemporaryDirectory() as folder:
         niced = Path(folder) / "chromium"
-        niced.write_text(f'#!/bin/sh\nexec nice -n 19 {shutil.which("chromium")} "$@"\n', encoding="ascii")
+        niced.write_text(f'#!/bin/sh\nexec {" ".join(_IDLE)} {shutil.which("chromium")} "$@"\n', encoding="ascii")
         niced.chmod(0o700)
         browser = playwright.chromium.launch(executable_path=niced, args=["--no-sandbox"])
         # Each in a context of its own: a browser opens few connections to one server.
