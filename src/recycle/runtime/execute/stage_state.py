@@ -129,7 +129,7 @@ class StageState:
         """Step with the gradient that is held and a scale of 1; the verdict says whether that was right."""
         held = self._unconfirmed
         assert held is not None
-        for first, end in self._not_ahead():
+        for first, end in [*self._not_ahead()] or [(0, 0)]:  # a stage without parameters steps, too
             self.stepper.try_step(held.iteration, self._means, first, end)
         self._forget_ahead()
         self.num_steps += 1
