@@ -8,12 +8,13 @@ TYPES_OF_BENCHMARKS := MYPYPATH=src:benchmarks $(BIN)/mypy benchmarks/*.py
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-properties check format bench bench-gpu chaos soak pictures docs clean help
+.PHONY: demo test test-slow test-exhaustive test-properties check format bench bench-gpu chaos soak pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests: about fifteen minutes on two cores"
 	@echo "make test-slow   run the tests that make test leaves out"
+	@echo "make test-exhaustive   run the combinations that CI leaves out"
 	@echo "make test-properties   try all examples of properties; make test tries a part of them"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
@@ -45,10 +46,13 @@ test: $(READY)
 	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null \
 	&& $(BIN)/pytest -qq tests/test_layers.py & \
 	($(BIN)/mypy && $(TYPES_OF_BENCHMARKS)) && wait $$!
-	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow"
+	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow and not exhaustive"
 
 test-slow: $(READY)
 	$(IN_PARALLEL) -m slow
+
+test-exhaustive: $(READY)
+	$(IN_PARALLEL) -m exhaustive
 
 test-properties: $(READY)
 	$(IN_PARALLEL) -m hypothesis

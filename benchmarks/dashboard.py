@@ -35,7 +35,7 @@ MIB = 2**20
 MOST_OPEN_S, MOST_FRAME_MS, MOST_MIB, MOST_COST = 3.0, 50.0, 1000, 0.02
 DAY_S, NUM_PAGES, NUM_BROWSERS, LEAST_STEPS = 86_400, 50, 5, 10
 # Many short turns: the speed of a shared machine changes within seconds, and neighbouring turns see the same of it.
-NUM_ROUNDS, TURN_S = 40, 4.0
+NUM_ROUNDS, TURN_S = 30, 4.0
 SIMULATE = (
     "simulate --model gpt-145.6b --gpu h100 --tensor-parallel 8 --pipelines 128 --stages 16 --microbatches 32 "
     "--failures llama3,times=3 --hours 24 --systems recycle"
