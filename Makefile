@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MINUTES ?= 60
+# Tests wait for processes half of their time, so there are more at once than processors.
+JOBS ?= 4
 TYPES_OF_BENCHMARKS := MYPYPATH=src:benchmarks $(BIN)/mypy benchmarks/*.py
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -36,7 +38,7 @@ demo: $(READY)
 # The kernels of the planner and the assertions of tests are compiled once, beside the types, and not by every test process.
 # `make test-slow` runs the tests that are marked slow, `make test-properties` properties again with all of their examples.
 # Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines, etcd and a browser, which are tested in CI.
-IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
+IN_PARALLEL := $(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
 	--ignore tests/integrations/test_slurm.py --ignore tests/integrations/test_ray.py --ignore tests/integrations/test_kubernetes_processes.py \
 	--ignore-glob 'tests/dashboard/test_browser*.py' --ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
 test: $(READY)
