@@ -115,7 +115,7 @@ ORDER = {
         "kubernetes slurm ray",
     ],
     "loggers": ["log_values kept_run", "csv_logger mlflow_logger tensorboard_logger wandb_logger", "select"],
-    "api": ["run_folders shown_run", "train"],
+    "api": ["run_folders", "train"],
     "cli": ["terminal arguments profile_text", "live", "planning simulation", "training", "machines", "demo measuring", "main"],
 }
 # The only files that may import these.

@@ -13,8 +13,8 @@ import recycle
 from recycle.core.errors import CallbackFailed, UserError
 from recycle.core.events.record import Stepped
 from tests.api.test_train_defaults import train
+from tests.cli.live.test_otlp import Receiver
 from tests.cli.machines.test_coordinator import free_port
-from tests.cli.training.test_otlp import Receiver
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(180)

@@ -38,8 +38,8 @@ def make_model():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
-def train(shape=(2, 2, 2), model=None, dataset=None, optimizer=sgd, steps=4, **options):
-    data = dataset or Points(), nn.functional.mse_loss, optimizer
+def train(shape=(2, 2, 2), model=None, dataset=None, optimizer=sgd, steps=4, loss=nn.functional.mse_loss, **options):
+    data = dataset or Points(), loss, optimizer
     return recycle.train(shape, model or make_model(), *data, steps=steps, samples=2, **options)
 
 
@@ -68,6 +68,14 @@ def test_a_run_by_default_survives_a_death_shows_it_and_leaves_its_record(tmp_pa
     assert re.search(r"^step 40 of 40  loss ", shown, re.MULTILINE)
     assert "W1_1" in shown
     assert {"plan.json", "record.jsonl", "summary.json", "checkpoints"} <= {each.name for each in (tmp_path / "runs/1").iterdir()}
+
+
+def test_a_run_that_is_refused_names_no_folder_and_leaves_none(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="the loss has no gradient path"):
+        train(model=make_model(), loss=lambda made, targets: (made - targets).square().mean().detach())
+    assert "recorded" not in capfd.readouterr().err
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_a_quiet_run_without_a_folder_shows_and_writes_nothing(tmp_path, monkeypatch, capfd):

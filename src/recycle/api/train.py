@@ -1,8 +1,8 @@
 """`recycle.train`, which trains a model on this machine: it survives failures, shows its progress and records the run."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
-from recycle.api.shown_run import refuse_unshowable, shown_run
+from recycle.cli.live.followers import Followers, following
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
+from recycle.core.events.record import Event
 from recycle.core.plans.library import without_failures
 from recycle.core.plans.plan import Plan
 from recycle.runtime.callbacks.protocol import Callback
@@ -101,18 +102,44 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     """Check a job, launch it, and show and record what happens."""
     if job.options.checkpoint.resume and NUMBER in str(job.out):
         raise UserError("resume goes on in a run folder: name it with out")
-    refuse_unshowable(job)
+    _refuse_unshowable(job)
     refuse_changing_data(job)
     refuse_unusable_optimizer(job)
     refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
-    with _run_folder(job.out) as folder, shown_run(job, folder) as view:
-        observers = {"watch": watch, **view.observers}
+    with _run_folder(job.out) as folder, _following(job, folder) as view:
+        observers = {"the note of the folder": _said_once(folder, view.say), "watch": watch, **view.observers}
         trained = launch_watched(replace(job, out=folder), observers, callbacks, view.warn, view.injections)
     for sentence in trained.warnings if job.options.quiet else ():
         warnings.warn(sentence, stacklevel=3)
     return replace(trained, out=folder)
+
+
+def _refuse_unshowable(job: Job) -> None:
+    """Raise if a page is asked for that would have nothing to show, or whose address nobody would learn."""
+    show = job.options.show
+    if job.options.quiet and (show.dashboard is not None or show.json_lines):
+        raise UserError(
+            "quiet prints nothing, neither the address of the page nor JSON lines: leave it out, or dashboard and json_lines"
+        )
+    if job.options.show.dashboard is not None and job.out is None:
+        raise UserError("dashboard shows what a run records: name a folder with out")
+
+
+def _following(job: Job, folder: Path | None) -> AbstractContextManager[Followers]:
+    return following(job.options.show, job.first_plan, job.steps, folder, job.options.quiet)
+
+
+def _said_once(folder: Path | None, say: Callable[[str], None]) -> Watch:
+    """An observer that says with the first event where a run is recorded: a job that is refused has no event."""
+    left = [] if folder is None else [f"the run is recorded in {folder}: recycle report {folder} shows it"]
+
+    def observe(event: Event) -> None:
+        while left:
+            say(left.pop())
+
+    return observe
 
 
 def _plan_for(shape: Shape | tuple[int, int, int], options: TrainOptions) -> Plan:

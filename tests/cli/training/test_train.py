@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import recycle
+from recycle.cli.live.live_view import LiveView
 from recycle.cli.training.train import describe_run
 from recycle.core.errors import LossNotFinite
 from recycle.core.events.record import Event, Held, OpRan, Spell, Started, Stepped
@@ -387,6 +388,16 @@ def test_a_sample_that_cannot_be_read_is_named_in_one_sentence(monkeypatch: pyte
     assert (ended.code, ended.out) == (27, "")
     last = ended.err.rstrip().splitlines()[-1]
     assert re.fullmatch(r"recycle train: sample \d+ of the dataset raised OSError in .*: the disk is gone; mend .*", last)
+
+
+def test_what_shows_a_run_cannot_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(view: LiveView, event: Event) -> None:
+        raise ZeroDivisionError("from outside")
+
+    monkeypatch.setattr(LiveView, "observe", broken)
+    made = trained("--steps 2")
+    assert len(made["losses"]) == 2
+    assert made["warnings"].count("the live view raised ZeroDivisionError: from outside; training goes on") == 1
 
 
 def test_a_model_of_many_small_tensors_trains() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
-from recycle.cli.live.page_process import add_page_arguments, served_page
+from recycle.cli.live.page_process import add_page_arguments
 from recycle.cli.machines.endpoint_flags import (
     DEFAULT_ADDRESS,
     add_tls_arguments,
@@ -26,7 +26,7 @@ from recycle.cli.machines.job_description import describe_job, read_job
 from recycle.cli.machines.store_flags import add_store_arguments, read_store, write_store_flags
 from recycle.cli.machines.store_job import LedJob, describe_end, new_job
 from recycle.cli.training.plan_choice import choose_source
-from recycle.cli.training.train import config_and_folder, describe_run, prepare, refuse_unsaved, watching
+from recycle.cli.training.train import config_and_folder, describe_run, following_config, loggers_of, prepare, refuse_unsaved
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config
 from recycle.control.net.handshake import Endpoint
 from recycle.control.net.listener import BACKLOG, reserve_address
@@ -93,6 +93,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
     token, tls, store = read_token(args.token_file, makes_one=True), read_tls(args), read_store(args)
     factory, plan = prepare(_settled(config, out, has_store=store is not None), is_local=False)
     config = factory.config
+    from recycle.runtime.callbacks.watched_run import run_start, watched
     from recycle.runtime.coordinator.process import serve_job
     from recycle.runtime.launch.configure import coordinator_config
 
@@ -115,9 +116,11 @@ def run_coordinator(args: argparse.Namespace) -> None:
         job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
         serves_machines = not is_loopback(advertised[0] if advertised else host)
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
-        with served_page(args, out) as page, watching(config, plan, out, begun.is_resumed, is_takeover) as view:
-            if page is not None:
-                view.say(page.sentence)
+        run = run_start(out, begun.is_resumed, is_takeover)
+        with (
+            following_config(args, config, plan, out) as view,
+            watched(view.observers, loggers_of(config, out), run, view.warn) as watch,
+        ):
             endpoint, moves = Endpoint(host, port, token, begun.name, tls), bool(about["layer_specs"])
             coordinator = coordinator_config(job, endpoint, begun.begin_us, out, about=about, moves_layers=moves)
             if not is_takeover or not read_job(out):
@@ -128,10 +131,10 @@ def run_coordinator(args: argparse.Namespace) -> None:
             command = f"recycle agent {write_address(*reached_at)}{file} --token-file {args.token_file.name}"
             view.say(f"{'found again' if is_takeover else 'waiting for'} {len(plan.rows)} workers: {command}")
             listener.listen(BACKLOG)
-            sink = _NoticeSink(view.watch)
+            sink = _NoticeSink(watch.on_event)
             serve_job(coordinator, listener, sink, () if is_takeover else None, store=led.store if led is not None else None)
             if sink.trained is not None:
-                view.ended(sink.trained)
+                watch.ended(sink.trained)
     _conclude(args, sink, led, out, config.training.steps)
 
 

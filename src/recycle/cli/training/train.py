@@ -4,9 +4,9 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.event_text import format_loss, format_rate
+from recycle.cli.live.followers import Followers, following
 from recycle.cli.live.json_lines import JsonLines
-from recycle.cli.live.live_view import LiveView
-from recycle.cli.live.page_process import add_page_arguments, refuse_page_without_folder, served_page
+from recycle.cli.live.page_process import add_page_arguments, refuse_page_without_folder
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import TrainingJobFactory
 from recycle.cli.training.plan_choice import choose_layers, choose_plan, choose_source, describe_moves
 from recycle.cli.training.resumed_config import resumed_config
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, read_config
-from recycle.cli.training.train_sections import ClusterSection
+from recycle.cli.training.train_sections import ClusterSection, LogSection
 from recycle.core.errors import NotSaved, UserError
-from recycle.core.events.record import PARTS, Event
-from recycle.core.events.record_file import CHECKPOINTS, SUMMARY
+from recycle.core.events.record import PARTS
+from recycle.core.events.record_file import SUMMARY
 from recycle.core.files import refuse_unwritable
-from recycle.core.plans.carried_layers import carried_by_stage
 from recycle.core.plans.plan import Plan
 from recycle.core.units import format_bytes, format_us
 from recycle.planner.problem_from_text import unsplit_costs
 
 if TYPE_CHECKING:
-    from recycle.runtime.coordinator.ledger.trained import Trained
+    from recycle.runtime.callbacks.protocol import Logger
+    from recycle.runtime.options import ShowOptions
 
 _DESCRIPTION = """\
 Train on this machine, a process for every live worker of a plan: the job of a Python file, whose function job returns a
@@ -74,15 +74,6 @@ last checkpoint could not be written; 130 interrupted, 143 ended by SIGTERM."""
 _MOMENT_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunWatch:
-    """All that follow a run: `watch` gives them an event, `say` prints a sentence, `ended` gives them the summary."""
-
-    watch: Callable[[Event], None]
-    say: Callable[[str], None]
-    ended: "Callable[[Trained], None]"
-
-
 def add_train_parser(subparsers: Subparsers) -> None:
     summary = "train a job file or a small GPT on this machine, a process for every live worker"
     usage = "recycle train [FILE] [options]"
@@ -108,7 +99,7 @@ def run_train(args: argparse.Namespace) -> None:
         refuse_float16_parameters,
         refuse_unusable_optimizer,
     )
-    from recycle.runtime.launch.local_launcher import launch
+    from recycle.runtime.launch.watched_launch import launch_watched
 
     config, out = factory.config, out or factory.out
     cluster, resume = plan.problem.cluster, args.resume is not None
@@ -120,11 +111,9 @@ def run_train(args: argparse.Namespace) -> None:
     refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
-    with served_page(args, out) as page, watching(config, plan, out, resume) as view:
-        if page is not None:
-            view.say(page.sentence)
-        trained = launch(job, view.watch, saves_if_stopped=True, injections=page.injections if page else None)
-        view.ended(trained)
+    loggers = loggers_of(config, out)
+    with following_config(args, config, plan, out) as view:
+        trained = launch_watched(job, view.observers, loggers, view.warn, view.injections)
     facts = trained.to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
     if out is not None:
@@ -188,56 +177,35 @@ def config_and_folder(args: argparse.Namespace) -> tuple[TrainConfig, Path | Non
     return resumed_config(args), args.resume
 
 
+def show_options(log: LogSection, args: argparse.Namespace) -> "ShowOptions":
+    """How the run is shown, by its configuration and by the flags of its page."""
+    from recycle.runtime.options import ShowOptions
+
+    exports = log.json_lines, log.metrics_port, log.metrics_host, log.otlp
+    page = args.dashboard, args.dashboard_host, args.dashboard_token_file, tuple(args.dashboard_name)
+    return ShowOptions(*exports, *page, getattr(args, "allow_injection", False))
+
+
 @contextmanager
-def watching(config: TrainConfig, plan: Plan, out: Path | None, resume: bool, is_takeover: bool = False) -> Iterator["RunWatch"]:
-    """The live view, the exporters and the loggers of a run. After a take-over, another process has begun the run."""
-    with ExitStack() as stack:
-        cluster = plan.problem.cluster
-        view: LiveView | JsonLines
-        if config.log.json_lines:
-            view = JsonLines(sys.stderr)
-        else:
-            shown = config.training.steps, cluster.shape, cluster.failed
-            view = stack.enter_context(LiveView(*shown, carried=carried_by_stage(plan)))
-        observers: list[Callable[[Event], None]] = [view.observe]
+def following_config(args: argparse.Namespace, config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[Followers]:
+    """What follows the run of a configuration; it says what is to be known of the plan."""
+    refuse_page_without_folder(args, out)
+    with following(show_options(config.log, args), plan, config.training.steps, out) as view:
         for sentence in describe_moves(plan, config.cluster):
             view.say(sentence)
-        used_for = (cluster.shape.num_pipelines, config.training.device, config.data.samples, config.model_text)
+        used_for = (plan.problem.shape.num_pipelines, config.training.device, config.data.samples, config.model_text)
         if note := mismatch_note(plan.problem.profile.taken, *used_for):
             view.say(note)
-        if config.log.metrics_port:
-            from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
-
-            collector = RunCollector()
-            port = stack.enter_context(serve_metrics(config.log.metrics_port, collector, config.log.metrics_host))
-            view.say(f"metrics for Prometheus at {metrics_url(port, config.log.metrics_host)}")
-            observers.append(collector.on_event)
-        if config.log.otlp:
-            from recycle.cli.training.otlp import OtlpExporter
-
-            observers.append(stack.enter_context(closing(OtlpExporter(config.log.otlp, view.say))).on_event)
-        ended: Callable[[Trained], None] = _ignore
-        if config.log.logger_names:
-            from recycle.loggers.select import make_loggers
-            from recycle.runtime.callbacks.callback_runner import running
-            from recycle.runtime.callbacks.protocol import RunStart
-            from recycle.runtime.checkpoint.resume import latest
-
-            num_done = latest(out / CHECKPOINTS)[0].num_steps if resume and out is not None and not is_takeover else 0
-            run = RunStart(out, resume or is_takeover, num_done)
-            callbacks = running(make_loggers(config.log.logger_names, out), run, view.say)
-            runner, ended = stack.enter_context(callbacks)
-            observers.append(runner.on_event)
-
-        def watch(event: Event) -> None:
-            for observe in observers:
-                observe(event)
-
-        yield RunWatch(watch, view.say, ended)
+        yield view
 
 
-def _ignore(trained: "Trained") -> None:
-    """Nobody wants the summary."""
+def loggers_of(config: TrainConfig, out: Path | None) -> "Sequence[Logger]":
+    """The loggers that the configuration names."""
+    if not config.log.logger_names:
+        return ()
+    from recycle.loggers.select import make_loggers
+
+    return make_loggers(config.log.logger_names, out)
 
 
 def describe_run(facts: dict[str, Any], out: Path | None) -> str:

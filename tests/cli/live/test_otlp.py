@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from recycle.cli.live.otlp import OtlpExporter
 from recycle.cli.main import main
-from recycle.cli.training.otlp import OtlpExporter
 from recycle.core.errors import UserError
 from recycle.core.events.record import Recovered, Stepped
 from tests.cli.machines.test_coordinator import free_port, wait_for

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recycle.cli.training.metrics_server import RunCollector, metrics_url, serve_metrics
+from recycle.cli.live.metrics_server import RunCollector, metrics_url, serve_metrics
 from recycle.core.errors import PortInUse, UserError
 from recycle.core.events.record import Event, Held, LinkChanged, SpeedChanged, Spell, Stepped
 from recycle.core.release import RELEASE

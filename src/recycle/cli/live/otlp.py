@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.core import Metric
 
-from recycle.cli.training.metrics_server import RunCollector
+from recycle.cli.live.metrics_server import RunCollector
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event, Recovered
 from recycle.core.release import RELEASE
