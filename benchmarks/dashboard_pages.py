@@ -37,10 +37,10 @@ def opened_browsers(address: str, num: int) -> Iterator[None]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, TemporaryDirectory() as folder:
-        niced = Path(folder) / "chromium"
-        niced.write_text(f'#!/bin/sh\nexec {" ".join(_IDLE)} {shutil.which("chromium")} "$@"\n', encoding="ascii")
-        niced.chmod(0o700)
-        browser = playwright.chromium.launch(executable_path=niced, args=["--no-sandbox"])
+        started = Path(folder) / "chromium"
+        started.write_text(f'#!/bin/sh\nexec {" ".join(_IDLE)} {shutil.which("chromium")} "$@"\n', encoding="ascii")
+        started.chmod(0o700)
+        browser = playwright.chromium.launch(executable_path=started, args=["--no-sandbox"])
         # Each in a context of its own: a browser opens few connections to one server.
         pages = [browser.new_context().new_page() for _ in range(num)]
         for page in pages:
