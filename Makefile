@@ -4,19 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MINUTES ?= 60
-# Tests wait for processes half of their time, so there are more at once than processors.
-JOBS ?= 4
 TYPES_OF_BENCHMARKS := MYPYPATH=src:benchmarks $(BIN)/mypy benchmarks/*.py
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-exhaustive test-properties check format bench bench-gpu chaos soak pictures docs clean help
+.PHONY: demo test test-slow test-properties check format bench bench-gpu chaos soak pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests: about fifteen minutes on two cores"
 	@echo "make test-slow   run the tests that make test leaves out"
-	@echo "make test-exhaustive   run the combinations that CI leaves out"
 	@echo "make test-properties   try all examples of properties; make test tries a part of them"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
@@ -38,7 +35,7 @@ demo: $(READY)
 # The kernels of the planner and the assertions of tests are compiled once, beside the types, and not by every test process.
 # `make test-slow` runs the tests that are marked slow, `make test-properties` properties again with all of their examples.
 # Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines, etcd and a browser, which are tested in CI.
-IN_PARALLEL := $(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
+IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
 	--ignore tests/integrations/test_slurm.py --ignore tests/integrations/test_ray.py --ignore tests/integrations/test_kubernetes_processes.py \
 	--ignore-glob 'tests/dashboard/test_browser*.py' --ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
 test: $(READY)
@@ -48,13 +45,10 @@ test: $(READY)
 	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null \
 	&& $(BIN)/pytest -qq tests/test_layers.py & \
 	($(BIN)/mypy && $(TYPES_OF_BENCHMARKS)) && wait $$!
-	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow and not exhaustive"
+	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow"
 
 test-slow: $(READY)
 	$(IN_PARALLEL) -m slow
-
-test-exhaustive: $(READY)
-	$(IN_PARALLEL) -m exhaustive
 
 test-properties: $(READY)
 	$(IN_PARALLEL) -m hypothesis

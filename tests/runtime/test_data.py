@@ -124,16 +124,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_with_the_
     assert kind.run(out=copy).losses == twin.losses
 
 
-EVERY_AND_KILLED_IN = [(1, 3), (1, 5), (3, 2), (3, 5)]
-# Each kind of data once in CI.
-CASES = [
-    pytest.param(kind, *when, marks=pytest.mark.slow if number % 4 == other else pytest.mark.exhaustive)
-    for number, kind in enumerate(KINDS)
-    for other, when in enumerate(EVERY_AND_KILLED_IN)
-]
-
-
-@pytest.mark.parametrize(("undisturbed", "every", "killed_in"), CASES, indirect=["undisturbed"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "killed_in"), [(1, 3), (1, 5), (3, 2), (3, 5)])
 def test_a_job_whose_processes_are_all_killed_goes_on_with_the_samples_of_its_twin(undisturbed, tmp_path, every, killed_in):
     """They are killed within a step, in which one of them is late: loader processes have read ahead of the last checkpoint."""
     twin, _, kind = undisturbed

@@ -38,7 +38,8 @@ class GradientReduction:
         self._warm_up, self._last = warm_up, len(instructions) - 1
         self._ties = [(tie, tie.parameters(stage.number, stage.module)) for tie in ties if stage.number in tie.stages]
         self._early, self._rest = tied_parts(stage, ties, instructions, sum_order) if stage.is_elastic else ([], [])
-        self._num_awaited = next((len(self._rest) - at for at, part in enumerate(self._rest[::-1]) if part.layers is None), 0)
+        # Nobody knows which op needs a part without layers: it is awaited, and so are those before it.
+        self._num_awaited = max((number for number, part in enumerate(self._rest, 1) if part.layers is None), default=0)
         self._is_elastic = stage.is_elastic
         self._own_layers = stage.module.own_layers if isinstance(stage.module, ElasticStage) else range(0)
         apart = {id(parameter) for part in (*self._early, *self._rest) for parameter in part.parameters}

@@ -5,8 +5,8 @@ plays the warm-up of its next iteration, and then waits for the verdict. All wor
 a worker wants a pause. Staggered workers have begun the next iteration by then: they play it to its end, and pause after it, so
 that no op is redone. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
 
-A stage that shares layers with others, whose rows end later, steps its other layers first. It steps the shared ones when their
-sums are there, at the latest before an op uses them, and votes when it has all sums.
+A stage that shares layers with others steps the layers first whose sums are there when its rows end. It steps each other one when
+its sum is there, at the latest before an op uses it, and votes when it has all sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
