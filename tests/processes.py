@@ -35,15 +35,21 @@ def until(condition, seconds):
     """Wait until `condition` holds, at most so long; return whether it does."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.02)
     return condition()
+
+
+def wait_for(condition, seconds=90.0, problem="it did not come"):
+    """Wait until `condition` holds. A test that waits in vain was late, which is not a failed assertion: CI may run it again."""
+    if not until(condition, seconds):
+        raise TimeoutError(f"{problem() if callable(problem) else problem} (waited {seconds:g} s)")
 
 
 def ends_with(parent, told, num_children, end):
     """Send `end` to `parent` when it has told its children's ids in the file `told`; return whether they end with it."""
     children = []
     try:
-        assert until(lambda: len(told.read_text().split()) == num_children, 90)
+        wait_for(lambda: len(told.read_text().split()) == num_children, 90)
         children = [int(pid) for pid in told.read_text().split()]
         parent.send_signal(end)
         parent.wait(20)

@@ -1,12 +1,12 @@
 """A server harness for each test, which must leave no file and no thread behind."""
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.control.net.endpoint_harness import LEASE_S, PATIENCE_S, FakeMember, ServerHarness, num_open
+from tests.processes import wait_for
 
 
 @pytest.fixture
@@ -16,13 +16,12 @@ def harness() -> Iterator[ServerHarness]:
     made = ServerHarness()
     yield made
     made.close()
-    deadline_s = time.monotonic() + PATIENCE_S
     # Fewer than before is no leak: what an earlier test closed may end during this one.
-    while num_open() > before or threading.active_count() > threads:
-        assert time.monotonic() < deadline_s, (
-            f"{num_open() - before} files and {threading.active_count() - threads} threads are left"
-        )
-        time.sleep(0.01)
+    wait_for(
+        lambda: num_open() <= before and threading.active_count() <= threads,
+        PATIENCE_S,
+        lambda: f"{num_open() - before} files and {threading.active_count() - threads} threads are left",
+    )
 
 
 @pytest.fixture

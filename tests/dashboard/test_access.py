@@ -155,6 +155,7 @@ def test_a_token_that_others_could_know_is_not_used(folder, tmp_path):
     assert len(kept_token(folder)) >= 32
 
 
+@pytest.mark.timing
 def test_silent_and_slow_connections_keep_nobody_from_the_page_and_are_closed(folder, monkeypatch):
     monkeypatch.setattr(PatientProtocol, "LONGEST_HEAD_S", 1.0)
     with serving(folder) as address, ExitStack() as opened:

@@ -18,6 +18,7 @@ from recycle.core.events.record_file import RecordWriter
 from tests.chaos.job_processes import hit, processes_of
 from tests.dashboard.browser import WIDE, needs_browser, open_page, serving, wait_until
 from tests.dashboard.run_folders import growing
+from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
 
 pytestmark = [needs_browser, pytest.mark.timeout(300)]
@@ -29,6 +30,7 @@ LIVE = "{0}.state-alive, {0}.state-slow"
 SHAPE = "--pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 16 --context 16"
 
 
+@pytest.mark.timing
 def test_a_death_is_on_the_page_within_a_second(browser, problems, tmp_path):
     writer = growing(tmp_path / "a")
     writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0))
@@ -133,13 +135,6 @@ def is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T"
 
 
-def wait_for(what, seconds=60):
-    end_s = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end_s, "it did not come"
-        time.sleep(0.02)
-
-
 def slow_down_by_click(page, worker):
     """Slow a worker down, which then is stopped for half of the time, and let it go on."""
     choose(page, worker)
@@ -163,6 +158,7 @@ def hang_by_click(page, worker):
     page.wait_for_selector("text=Training.", timeout=60_000)
 
 
+@pytest.mark.timing
 def test_clicks_kill_start_slow_and_hang_workers_of_a_real_run_and_the_page_outlives_a_coordinator(browser, problems, tmp_path):
     flags = f"--steps 100000 --no-follow-speeds --lease 10 --json-lines --out {tmp_path}/a --dashboard 0 --allow-injection"
     command = [sys.executable, "-m", "recycle", "train", *SHAPE.split(), *flags.split()]

@@ -327,6 +327,7 @@ def test_changes_are_pushed_to_every_page(served):
         connection.close()
 
 
+@pytest.mark.timing
 def test_steps_wait_for_each_other_where_many_pages_are_open_and_a_death_waits_for_nothing(served, monkeypatch):
     monkeypatch.setattr(page_stream, "_STEPS_S_A_PAGE", 1000.0)
     monkeypatch.setattr(page_stream, "_LONGEST_STEPS_S", 1000.0)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from recycle.runtime.job import Job
-from tests.cli.machines.test_coordinator import free_port, started, wait_for
+from tests.cli.machines.test_coordinator import free_port, started
 from tests.examples.test_examples import ROOT, run
+from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,8 +11,9 @@ import shlex
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
+
+from tests.processes import wait_for
 
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client"
 # A requeued job waits until its old credentials have expired; 5 s is the least that Slurm takes. Lost nodes are noticed soon.
@@ -135,10 +136,7 @@ class SlurmCluster:
         return {node: step for step, node in lines if not step.endswith(("batch", "extern"))}
 
     def wait_for(self, what, seconds: float, problem: str) -> None:
-        end_s = time.monotonic() + seconds
-        while not what():
-            assert time.monotonic() < end_s, f"{problem}\n{self.words()}"
-            time.sleep(0.1)
+        wait_for(what, seconds, lambda: f"{problem}\n{self.words()}")
 
     def words(self) -> str:
         """The last words of the daemons."""

@@ -36,9 +36,10 @@ from recycle.integrations.kubernetes_job import (
     TlsPems,
 )
 from tests.cli.machines.test_agent import FILE
-from tests.cli.machines.test_coordinator import free_port, num_steps, wait_for
+from tests.cli.machines.test_coordinator import free_port, num_steps
 from tests.control.store.etcd_cluster import etcd_cluster
 from tests.control.store.etcd_cluster import missing as etcd_missing
+from tests.processes import wait_for
 from tests.tls_files import write_tls
 from tests.warm_processes import WarmProcess
 

@@ -25,6 +25,7 @@ def test_an_op_takes_the_time_of_its_layers() -> None:
     assert [DEVICE.op_us(kind, 3) for kind in (Kind.F, Kind.I, Kind.W, Kind.B)] == [30_000, 39_000, 27_000, 66_000]
 
 
+@pytest.mark.timing
 @pytest.mark.timeout(120)
 def test_every_op_of_a_run_takes_the_time_of_the_layers_that_its_plan_gives_it() -> None:
     """Ops on more layers take longer, and all of a slow worker; on a busy machine some iterations take longer still."""
@@ -48,6 +49,7 @@ def test_every_op_of_a_run_takes_the_time_of_the_layers_that_its_plan_gives_it()
                 assert min(took_us) < 2 * least_us
 
 
+@pytest.mark.timing
 @pytest.mark.timeout(120)
 def test_a_rehearsal_finds_the_times_of_the_device() -> None:
     job = SETUP.job(rehearsal_plan(SETUP.shape, is_split=True))

@@ -1,7 +1,6 @@
 """Data of real runs: the same samples with loader processes or without, whoever dies, and after a resume at any step."""
 
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +17,7 @@ from recycle import DataOptions, Padding
 from recycle.core.errors import DataFailed, NoCheckpoint
 from recycle.runtime.checkpoint.files import find_checkpoints, read_checkpoint
 from recycle.runtime.data.make_source import micro_batches_of
+from tests.processes import wait_for
 from tests.runtime.data_runs import (
     SAMPLES,
     SEED,
@@ -133,10 +133,8 @@ def test_a_job_whose_processes_are_all_killed_goes_on_with_the_samples_of_its_tw
     job = get_context("spawn").Process(target=kind.run, args=(f"slow W0_1@{killed_in}:last+10s",), kwargs=how)
     job.start()
     try:
-        deadline = time.monotonic() + 120
-        while num_steps_recorded(tmp_path / "run") < killed_in - 2 or not has_checkpoint(tmp_path / "run", killed_in - 2, every):
-            assert time.monotonic() < deadline, "the step does not come"
-            time.sleep(0.05)
+        run, step = tmp_path / "run", killed_in - 2
+        wait_for(lambda: num_steps_recorded(run) >= step and has_checkpoint(run, step, every), 120, "the step does not come")
     finally:
         job.kill()
         job.join()

@@ -14,7 +14,7 @@ from recycle.core.events.record import LinkChanged, Placed, Recovered, SpeedChan
 from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.runtime.test_slow_workers import SLOW, named, run
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.timing]
 LINK = "W1_0-W1_1"
 
 

@@ -25,7 +25,7 @@ from recycle.runtime.options import FailureOptions, TrainOptions
 from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, loss
 from tests.runtime.reference_executor import ReferenceExecutor
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.timing]
 SHAPE, LAYERS, STEPS, SEED = (3, 2, 4), 6, 24, 5
 SLOW = "W1_1"
 SECONDS = 0.005
@@ -129,7 +129,8 @@ def run(
     job = Job(source.answer(frozenset()).plan, stages(), Numbers(), loss, adamw, steps, out=out, options=options)
     watched.trained = launch(job, watched.observe)
     assert not multiprocessing.active_children()
-    assert watched.trained.weights_sha256 == undisturbed(steps)
+    if watched.trained.weights_sha256 != undisturbed(steps):
+        pytest.fail("the weights are not those of the undisturbed run")  # final, unlike what is asserted of speeds
     return watched
 
 

@@ -19,7 +19,7 @@ from recycle.cli.demo.twin_runs import FULL, QUICK, DemoSettings
 from recycle.cli.main import make_parser
 from recycle.core.cluster import Shape, Worker
 from tests.cli.commands import Ended, run
-from tests.processes import until
+from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
 
 # Four workers instead of twelve: the same story, in as little time as four processes take to start twice.
@@ -193,7 +193,7 @@ def test_ctrl_c_ends_it_and_all_its_workers_with_130(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     process = WarmProcess([program], is_script=True)
-    assert until(lambda: "step 6 of 60" in process.printed()[1], 60)
+    wait_for(lambda: "step 6 of 60" in process.printed()[1], 60)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to everybody
     out, err = process.communicate(60)
     assert process.returncode == 130, err

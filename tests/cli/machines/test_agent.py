@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recycle.cli.main import main
-from tests.cli.machines.test_coordinator import free_port, num_steps, started, wait_for
-from tests.processes import is_there
+from tests.cli.machines.test_coordinator import free_port, num_steps, started
+from tests.processes import is_there, wait_for
 from tests.tls_files import tls_flags, write_tls
 
 pytestmark = pytest.mark.timeout(240)

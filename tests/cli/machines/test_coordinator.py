@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import socket
-import time
 from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
@@ -28,6 +27,7 @@ from recycle.core.errors import NotSaved, UserError
 from recycle.core.events.record import Placed, Recovered
 from recycle.core.events.record_file import read_record
 from recycle.runtime.worker.worker import REFUSED
+from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
@@ -59,13 +59,6 @@ def started():
         for process in processes:
             process.kill()
             process.wait()
-
-
-def wait_for(what, seconds=90):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +223,7 @@ ELSEWHERE = """
 import sys
 import recycle.cli.machines.job_description, recycle.control.net.handshake
 from recycle.cli.main import main
+from tests.processes import wait_for
 recycle.control.net.handshake.this_host = lambda: "elsewhere"
 recycle.cli.machines.job_description.read_job = lambda out: {}
 sys.exit(main(sys.argv[1:]))

@@ -16,8 +16,9 @@ import pytest
 
 from recycle.cli.main import main
 from tests.cli.machines.test_agent import facts_of, pids
-from tests.cli.machines.test_coordinator import free_port, num_steps, started, wait_for
+from tests.cli.machines.test_coordinator import free_port, num_steps, started
 from tests.control.store.etcd_cluster import EtcdCluster, etcd_cluster, missing
+from tests.processes import wait_for
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(missing()), reason=missing())]
 STEPS, LEASE_S, AWAY_S = 150, 2.0, float(os.environ.get("ETCD_AWAY_S", "10"))
@@ -119,6 +120,7 @@ def warnings_of(out: Path) -> list[str]:
     return [event["text"] for event in facts_of(out, "warning")]
 
 
+@pytest.mark.timing
 def test_another_coordinator_takes_over_from_one_that_was_killed_and_whose_folder_is_gone(
     cluster: EtcdCluster, tmp_path: Path, twin: str
 ) -> None:
@@ -139,6 +141,7 @@ def test_another_coordinator_takes_over_from_one_that_was_killed_and_whose_folde
         assert f"the job of {machines.store} is over (all {STEPS} steps are done): name another prefix" in words
 
 
+@pytest.mark.timing
 def test_of_two_coordinators_that_believe_to_lead_workers_obey_one(cluster: EtcdCluster, tmp_path: Path, twin: str) -> None:
     with started() as start:
         machines = Machines(start, cluster, tmp_path)

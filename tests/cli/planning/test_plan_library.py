@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from recycle.cli.main import main
 from recycle.core.plans.library import Library
 from recycle.core.plans.plan import Plan
 from recycle.core.plans.rules import check
+from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
 
 SMALL = "plan --library --pipelines 2 --stages 2 --microbatches 2 --costs 1,1,1 --max-failures 2 --jobs 1 --method greedy"
@@ -26,14 +26,6 @@ SLOW = (
 NUM_PLANS = 7
 DEADLINE_S = 100.0
 PROGRESS = re.compile(r"\d+/\d+ \d+:\d\d:\d\d")
-
-
-def until(is_so: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Wait until something is so; fail if it never is."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.02)
 
 
 def processes_of(session: int) -> list[int]:
@@ -77,7 +69,7 @@ def plans_in(folder: Path) -> dict[str, tuple[int, str]]:
 def interrupted(start: Start, folder: Path, interrupt: Callable[[int, int], None]) -> dict[str, tuple[int, str]]:
     """Stop a library at work once its first plan is there, see that it leaves in good order, and return what it left."""
     process = start(f"{SLOW} --out {folder}")
-    until(lambda: any(folder.glob("plan-*.json")) or process.poll() is not None, "the first plan")
+    wait_for(lambda: any(folder.glob("plan-*.json")) or process.poll() is not None, DEADLINE_S, "no plan was made")
     assert process.poll() is None, process.printed()
     interrupt(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -86,7 +78,7 @@ def interrupted(start: Start, folder: Path, interrupt: Callable[[int, int], None
     assert "Traceback" not in err
     sentences = [line for line in err.splitlines() if line.strip() and not PROGRESS.search(line)]
     assert sentences == ["recycle plan: interrupted; what was written is whole, and a library, cache or run goes on from there"]
-    until(lambda: processes_of(process.pid) == [], "the end of the last planning process", 20)
+    wait_for(lambda: processes_of(process.pid) == [], 20, "a planning process did not end")
     left = plans_in(folder)
     assert 1 <= len(left) < NUM_PLANS
     assert {path.name for path in folder.iterdir()} == {"library.json", *left}

@@ -23,7 +23,7 @@ from recycle.core.events.record import Spell, Stepped, Warned
 from recycle.core.events.record_file import read_record
 from recycle.host.process_lifetime import process_state
 from tests.cli.training.test_train import SMALL, Run, contents, refusal, run, trained
-from tests.processes import until
+from tests.processes import until, wait_for
 from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(240)
@@ -281,10 +281,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path, halved: Path) -> None:
 def test_a_run_whose_launcher_was_killed_resumes_bit_for_bit_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with ended_at_last(start(f"{SMALL} --exact --dropout 0.1 --steps 1000000 --checkpoint.every 1 --out {folder}")) as process:
-        assert until(lambda: last_saved(folder) >= 2, 120)
+        wait_for(lambda: last_saved(folder) >= 2, 120)
         process.kill()
         process.wait(20)
-        assert until(lambda: not in_session(process.pid), 20)
+        wait_for(lambda: not in_session(process.pid), 20)
     assert run(f"report {folder}").code == 0
     first = last_saved(folder)
     made = Run(run(f"train --resume {folder} --steps {first + 2} --dead W0_1 --json").facts, folder)
@@ -301,7 +301,7 @@ def test_a_run_that_is_asked_to_stop_finishes_its_step_saves_it_and_says_how_to_
 ) -> None:
     folder = tmp_path / "run"
     with ended_at_last(start(f"{SMALL} --exact --steps 1000000 --out {folder}")) as process:
-        assert until(lambda: num_steps_in(folder) >= 3, 120)
+        wait_for(lambda: num_steps_in(folder) >= 3, 120)
         # A terminal or a batch system tells everybody at once; whoever hears of it before the launcher does must bear it.
         os.kill(process.pid, signal.SIGSTOP)
         everybody = in_session(process.pid)
@@ -310,7 +310,7 @@ def test_a_run_that_is_asked_to_stop_finishes_its_step_saves_it_and_says_how_to_
         os.kill(process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (128 + number, "")
-        assert until(lambda: not in_session(process.pid), 20)
+        wait_for(lambda: not in_session(process.pid), 20)
     last = last_saved(folder)
     sentence = f"stopped by {number.name} after step {last} of 1000000; its newest checkpoint is of step {last}"
     assert err.splitlines()[-1] == f"recycle train: {sentence}; go on with: recycle train --resume {folder}"
@@ -324,7 +324,7 @@ def test_a_run_that_is_asked_to_stop_finishes_its_step_saves_it_and_says_how_to_
 @on_linux
 def test_the_second_control_c_ends_it_at_once(tmp_path: Path) -> None:
     with ended_at_last(start(f"{SMALL} --steps 1000000 --out {tmp_path / 'run'}")) as process:
-        assert until(lambda: num_steps_in(tmp_path / "run") >= 2, 120)
+        wait_for(lambda: num_steps_in(tmp_path / "run") >= 2, 120)
         (coordinator,) = [pid for pid in in_session(process.pid) if pid == writer_of(tmp_path / "run" / "record.jsonl")]
         os.kill(coordinator, signal.SIGSTOP)  # so that it cannot stop by itself
         os.killpg(process.pid, signal.SIGINT)
@@ -333,7 +333,7 @@ def test_the_second_control_c_ends_it_at_once(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (130, "")
         assert err.splitlines()[-1] == INTERRUPTED
-        assert until(lambda: not in_session(process.pid), 20)
+        wait_for(lambda: not in_session(process.pid), 20)
 
 
 def num_steps_in(folder: Path) -> int:
@@ -404,7 +404,7 @@ def test_a_worker_is_killed_while_the_disk_is_really_full_and_training_goes_on_t
     command = f"train --resume {disk / 'run'} --json --lease 100 --hang W1_0@3"
     with ended_at_last(start(command, partial(mount_small_disk, disk, halved))) as process:
         seen = Path(f"/proc/{process.pid}/root{disk}")
-        assert until(lambda: stopped_in(process.pid) or process.poll() is not None, 120)
+        wait_for(lambda: stopped_in(process.pid) or process.poll() is not None, 120)
         if process.poll() is None:
             fill(seen)
             os.kill(*stopped_in(process.pid), signal.SIGKILL)
@@ -437,7 +437,7 @@ def test_a_record_for_which_there_is_no_room_is_reported_and_training_goes_on_to
     straight = trained(options)
     with ended_at_last(start(f"{SMALL} {options} --json --out {tmp_path / 'run'}")) as process:
         # A limit for who keeps the record, before its workers have come: the record of about nine steps has room.
-        assert until(lambda: writer_of(record) > 0, 120)
+        wait_for(lambda: writer_of(record) > 0, 120)
         resource.prlimit(writer_of(record), resource.RLIMIT_FSIZE, (12_000, 12_000))
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -457,7 +457,7 @@ def test_a_record_for_which_there_is_no_room_is_reported_and_training_goes_on_to
 def test_a_folder_in_use_is_refused_to_another_run_and_to_a_resumed_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with ended_at_last(start(f"{SMALL} --steps 1000000 --checkpoint.every 1 --out {folder}")) as process:
-        assert until(lambda: last_saved(folder) >= 2 or process.poll() is not None, 60)
+        wait_for(lambda: last_saved(folder) >= 2 or process.poll() is not None, 60)
         in_use = "is in use by another run: wait until that is over, or name another folder"
         assert in_use in refusal(f"train --resume {folder} --steps 1000001")
         assert in_use in refusal(f"{SMALL} --steps 2 --out {folder}")

@@ -103,7 +103,8 @@ class FakeCoordinator:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, PATIENCE_S)
+            if not self.changed.wait_for(condition, PATIENCE_S):
+                raise TimeoutError(f"it did not come (waited {PATIENCE_S:g} s)")
 
     def report_numbers(self) -> list[int]:
         with self.changed:

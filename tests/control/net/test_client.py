@@ -42,15 +42,13 @@ from tests.control.net.endpoint_harness import (
     closed_endpoint,
     num_open,
 )
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def wait_until_closed(fake: FakeMember) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while fake.client.send(RenewLease()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    wait_for(lambda: not fake.client.send(RenewLease()), PATIENCE_S)
 
 
 class Restarts:
@@ -75,10 +73,7 @@ def restarts() -> Iterator[Restarts]:
     made = Restarts()
     yield made
     made.stop()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while (num_open(), threading.active_count()) != (before, threads):
-        assert time.monotonic() < deadline_s, "files or threads are left"
-        time.sleep(0.01)
+    wait_for(lambda: (num_open(), threading.active_count()) == (before, threads), PATIENCE_S, "files or threads are left")
 
 
 @pytest.fixture
@@ -89,6 +84,7 @@ def harness(restarts: Restarts) -> ServerHarness:
 # A coordinator that hangs.
 
 
+@pytest.mark.timing
 def test_no_report_waits_for_a_coordinator_that_hangs_and_all_arrive_when_it_goes_on(harness: ServerHarness) -> None:
     fake, goes_on = harness.member(), threading.Event()
     harness.server.call_soon(lambda: goes_on.wait(PATIENCE_S) and None)
@@ -103,6 +99,7 @@ def test_no_report_waits_for_a_coordinator_that_hangs_and_all_arrive_when_it_goe
     fake.client.close()
 
 
+@pytest.mark.timing
 def test_a_worker_says_once_that_the_coordinator_is_silent(restarts: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_SILENT_LEASES", 0.25)
     said: SimpleQueue[float] = SimpleQueue()
@@ -173,6 +170,7 @@ def test_a_worker_renews_its_lease_before_it_is_over(harness: ServerHarness) -> 
     fake.client.close()
 
 
+@pytest.mark.timing
 def test_a_worker_connects_until_a_coordinator_answers() -> None:
     restarts = Restarts()
     restarts.stop()
@@ -273,6 +271,7 @@ def test_a_worker_does_not_wait_for_ever_for_a_silent_server(monkeypatch: pytest
     impostor.close()
 
 
+@pytest.mark.timing
 def test_a_machine_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -287,6 +286,7 @@ def test_a_machine_that_does_not_exist_is_named_at_once(monkeypatch: pytest.Monk
 # The coordinator stops, and restarts.
 
 
+@pytest.mark.timing
 def test_a_worker_reconnects_with_its_member_number_and_epoch(restarts: Restarts) -> None:
     fake = restarts.harness.member("W0_1")
     fake.client.epoch = 4
@@ -491,6 +491,7 @@ def test_messages_come_in_the_order_in_which_they_were_sent(harness: ServerHarne
     fake.client.close()
 
 
+@pytest.mark.timing
 def test_a_worker_with_thousands_of_open_files_stays_connected(harness: ServerHarness) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 4096:

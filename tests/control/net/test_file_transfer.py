@@ -20,6 +20,7 @@ from recycle.control.net.handshake import shake_hands
 from recycle.control.net.server import ConnectionTask
 from recycle.core.errors import FileProblem
 from tests.control.net.endpoint_harness import PATIENCE_S, FakeCoordinator, ServerHarness, closed_endpoint
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.timeout(60)
 BYTES = os.urandom((3 << 20) + 7)
@@ -157,10 +158,7 @@ def test_a_file_of_negative_size_is_refused(harness: ServerHarness, kept: Path) 
 
 
 def wait_for_files(folder: Path, number: int) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not folder.exists() or len(list(folder.iterdir())) != number:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    wait_for(lambda: folder.exists() and len(list(folder.iterdir())) == number, PATIENCE_S)
 
 
 def test_a_coordinator_that_is_away_is_waited_for(own: Path, kept: Path) -> None:
@@ -181,6 +179,7 @@ def test_a_coordinator_that_stays_away_is_an_error_in_the_end(own: Path) -> None
         FileTransfer(endpoint, timeout_s=0.0).upload(own, "a/file")
 
 
+@pytest.mark.timing
 def test_members_are_served_while_a_file_is_on_its_way(harness: ServerHarness) -> None:
     member = harness.member("W0_0")
     session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
@@ -308,6 +307,7 @@ def busy(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerHa
     harness.close()
 
 
+@pytest.mark.timing
 def test_too_many_transfers_wait_for_their_turn(busy: tuple[ServerHarness, Callable[[], None]], own: Path, kept: Path) -> None:
     harness, end_first = busy
     waited, ended = threading.Event(), []

@@ -282,6 +282,7 @@ def test_fuzzed_frames_before_the_handshake_disturb_nobody(harness: ServerHarnes
     assert all(isinstance(message, RenewLease) for message in others)
 
 
+@pytest.mark.timing
 def test_fuzzed_frames_of_a_member_close_its_own_connection_only(harness: ServerHarness) -> None:
     dice, other = random.Random(13), harness.member("W0_0")
     num_read = 0

@@ -47,6 +47,7 @@ def test_a_member_that_sends_a_too_long_message_is_disconnected_alone(harness: S
     harness.callbacks.num_disconnected = 0
 
 
+@pytest.mark.timing
 def test_a_member_that_does_not_read_delays_no_other(harness: ServerHarness, member: FakeMember) -> None:
     worker = harness.connect()
     worker.stream.sendall(worker.hello())
@@ -62,6 +63,7 @@ def test_a_member_that_does_not_read_delays_no_other(harness: ServerHarness, mem
     harness.callbacks.num_disconnected = 0
 
 
+@pytest.mark.timing
 def test_a_connection_that_closes_is_known_at_once(harness: ServerHarness) -> None:
     worker = harness.connect()
     worker.stream.sendall(worker.hello())
@@ -83,6 +85,7 @@ def test_a_connection_that_the_server_closes_is_not_reported_as_disconnected(har
     worker.stream.close()
 
 
+@pytest.mark.timing
 def test_any_thread_may_have_a_function_called_and_it_is_called_at_once(harness: ServerHarness) -> None:
     done: SimpleQueue[str] = SimpleQueue()
     start_s = time.monotonic()

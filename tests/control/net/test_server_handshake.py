@@ -136,6 +136,7 @@ def test_no_message_is_received_before_the_handshake(harness: ServerHarness, mem
     assert harness.callbacks.report_numbers() == []
 
 
+@pytest.mark.timing
 def test_random_bytes_close_their_own_connection_only(harness: ServerHarness, member: FakeMember) -> None:
     dice = random.Random(5)
     for size in (1, 4, 5, 100, 5000, 300_000):
@@ -151,6 +152,7 @@ def test_random_bytes_close_their_own_connection_only(harness: ServerHarness, me
         assert member.echo_s() < LEASE_S / 2
 
 
+@pytest.mark.timing
 def test_many_wrong_connections_do_not_delay_a_member(harness: ServerHarness, member: FakeMember) -> None:
     dice, is_over = random.Random(7), threading.Event()
 

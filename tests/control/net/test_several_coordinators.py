@@ -102,6 +102,7 @@ def iter_queue(fake: FakeMember) -> list[object]:
     return found
 
 
+@pytest.mark.timing
 def test_a_worker_leaves_a_coordinator_that_is_frozen_for_one_that_leads_and_for_no_other() -> None:
     frozen, standby = TermCoordinator(1), TermCoordinator(1, is_certain=False)
     first, second = ServerHarness(callbacks=frozen), ServerHarness(callbacks=standby)
@@ -131,6 +132,7 @@ def test_a_coordinator_under_two_addresses_is_not_joined_twice() -> None:
     server.close()
 
 
+@pytest.mark.timing
 def test_heartbeats_go_on_while_addresses_that_do_not_answer_are_asked() -> None:
     silent = TermCoordinator(1)
     server = ServerHarness(callbacks=silent)

@@ -206,6 +206,7 @@ def test_a_slow_transfer_is_not_cut_as_long_as_bytes_move(make: Make) -> None:
     assert sum(moved) == 600_000
 
 
+@pytest.mark.timing
 def test_bytes_that_are_no_tls_disturb_no_member(tls_harness: ServerHarness, make: Make) -> None:
     member = join(tls_harness.endpoint(), make(name="worker"))
     for size in (1, 5, 100, 5000, 100_000):

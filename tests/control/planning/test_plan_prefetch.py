@@ -29,7 +29,7 @@ from recycle.core.problem import Problem
 from recycle.core.profile import Profile
 from recycle.planner.live_planner import Planner
 from tests.builders import as_early_as_possible, dead, plan_of
-from tests.processes import ends_with, is_there, until
+from tests.processes import ends_with, is_there, wait_for
 from tests.warm_processes import warm_context
 
 pytestmark = pytest.mark.timeout(90)
@@ -139,7 +139,7 @@ def test_likely_are_one_more_failure_one_return_and_the_same_set() -> None:
 def test_likely_failures_have_their_plans_ready(source: Scripted) -> None:
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(dead("W0_0"), SHAPE)
-        assert until(lambda: num_ready(prefetch) == 5, 30)
+        wait_for(lambda: num_ready(prefetch) == 5, 30)
         assert source.requests() == ["W0_0+W1_0", "W0_0+W2_0", "W0_0+W3_0", "none", "W0_0"]
         for failed in likely_failures(dead("W0_0"), SHAPE):
             assert is_right(answer(prefetch, failed), failed)
@@ -159,7 +159,7 @@ def test_the_planner_is_loaded_after_a_first_request_even_without_a_plan(source:
 def test_only_the_first_plan_is_made_at_normal_priority(source: Scripted) -> None:
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: num_ready(prefetch) == 5, 30)
+        wait_for(lambda: num_ready(prefetch) == 5, 30)
         own = str(os.getpriority(os.PRIO_PROCESS, 0))
         assert [nice for _, nice, _ in source.lines()] == [own, "19", "19", "19", "19"]
 
@@ -168,29 +168,29 @@ def test_a_plan_that_is_ready_is_not_made_again(source: Scripted) -> None:
     with closing(warm_prefetch(source)) as prefetch:
         answer(prefetch, dead("W0_0"))
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: num_ready(prefetch) == 5, 30)
+        wait_for(lambda: num_ready(prefetch) == 5, 30)
         assert source.requests() == ["W0_0", "W1_0", "W2_0", "W3_0", "none"]
 
 
 def test_an_urgent_request_goes_before_prefetching(holding: Scripted) -> None:
     with closing(warm_prefetch(holding)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: holding.requests() == ["W0_0"], 30)
+        wait_for(lambda: holding.requests() == ["W0_0"], 30)
         urgent = prefetch.request(dead("W1_0", "W2_0"))
-        assert until(lambda: bool(prefetch._urgent), 10)
+        wait_for(lambda: bool(prefetch._urgent), 10)
         holding.release()
         assert is_right(urgent.result(10), dead("W1_0", "W2_0"))
-        assert until(lambda: num_ready(prefetch) == 5, 10)
+        wait_for(lambda: num_ready(prefetch) == 5, 10)
         assert holding.requests() == ["W0_0", "W1_0+W2_0", "W1_0", "W2_0", "W3_0", "none"]
 
 
 def test_failures_that_are_no_longer_likely_are_dropped(holding: Scripted) -> None:
     with closing(warm_prefetch(holding)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: holding.requests() == ["W0_0"], 30)
+        wait_for(lambda: holding.requests() == ["W0_0"], 30)
         prefetch.prepare(dead("W3_0"), SHAPE)
         holding.release()
-        assert until(lambda: num_ready(prefetch) == 5, 10)
+        wait_for(lambda: num_ready(prefetch) == 5, 10)
         assert holding.requests() == ["W0_0", "W0_0+W3_0", "W1_0+W3_0", "W2_0+W3_0", "none", "W3_0"]
 
 
@@ -216,9 +216,9 @@ def test_a_plan_comes_although_the_idle_process_was_killed(source: Scripted) -> 
 def test_a_plan_comes_although_the_planning_process_was_killed(holding: Scripted) -> None:
     with closing(warm_prefetch(holding)) as prefetch:
         future = prefetch.request(dead("W0_0"))
-        assert until(lambda: len(holding.pids()) == 1, 30)
+        wait_for(lambda: len(holding.pids()) == 1, 30)
         os.kill(holding.pids()[0], signal.SIGKILL)
-        assert until(lambda: len(holding.pids()) == 2, 30)
+        wait_for(lambda: len(holding.pids()) == 2, 30)
         holding.release()
         assert is_right(future.result(10), dead("W0_0"))
         assert os.getpid() not in holding.pids()
@@ -275,7 +275,7 @@ def test_the_number_of_kept_plans_is_limited_and_likely_ones_are_kept_first(
     monkeypatch.setattr("recycle.control.planning.plan_prefetch._MOST_PLANS", 5)
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: num_ready(prefetch) == 5, 30)
+        wait_for(lambda: num_ready(prefetch) == 5, 30)
         answer(prefetch, dead("W1_0", "W2_0"))
         assert num_ready(prefetch) == 5
         assert len(source.requests()) == 6
@@ -289,7 +289,7 @@ def test_of_huge_plans_fewer_are_kept(source: Scripted, monkeypatch: pytest.Monk
     monkeypatch.setattr("recycle.control.planning.plan_prefetch._MOST_OPS", 2 * 3 * SHAPE.num_chains)
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: num_ready(prefetch) == 2, 30)
+        wait_for(lambda: num_ready(prefetch) == 2, 30)
         assert len(source.requests()) == 2
 
 
@@ -301,7 +301,7 @@ def test_if_not_all_plans_can_be_kept_one_worker_stands_for_its_peers(
     monkeypatch.setattr("recycle.control.planning.kept_plans._MOST_OPS_UNPACKED", 0 if is_packed else 1000)
     with closing(warm_prefetch(source)) as prefetch:
         prefetch.prepare(frozenset(), SHAPE)
-        assert until(lambda: num_ready(prefetch) == 2, 30)
+        wait_for(lambda: num_ready(prefetch) == 2, 30)
         num, made = len(source.requests()), source.answer(dead("W3_0")).with_texts()
         with prefetch._changed:  # as the planning process would have packed it
             prefetch._kept[dead("W3_0")] = pack_if_large(made)
@@ -317,7 +317,7 @@ def test_if_not_all_plans_can_be_kept_one_worker_stands_for_its_peers(
 def test_closing_ends_the_process_at_once_and_cancels_requests(holding: Scripted) -> None:
     prefetch = PlanPrefetch(holding)
     future = prefetch.request(dead("W0_0"))
-    assert until(lambda: len(holding.pids()) == 1, 30)
+    wait_for(lambda: len(holding.pids()) == 1, 30)
     prefetch.close()
     with pytest.raises(CancelledError):
         future.result(10)
@@ -420,7 +420,7 @@ def test_a_planner_has_a_legal_plan_ready_for_every_single_failure() -> None:
     problem = recycle.problem(3, 4, 6, costs=(10, 13, 9), comm=1, memory=6)
     with closing(PlanPrefetch(Planner(problem))) as prefetch:
         prefetch.prepare(frozenset(), problem.shape)
-        assert until(lambda: num_ready(prefetch) == 13, 60)
+        wait_for(lambda: num_ready(prefetch) == 13, 60)
         for worker in problem.shape.workers():
             assignment = answer(prefetch, frozenset({worker}))
             assert check(assignment.plan) == []

@@ -6,12 +6,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from recycle.control.net.tls import TlsFiles
+from tests.processes import wait_for
 
 INSTALL = "apt-get install --no-install-recommends etcd-server"
 
@@ -67,10 +67,7 @@ class EtcdCluster:
         return "http" if self._tls is None else "https"
 
     def wait_until_healthy(self, seconds: float = 30.0) -> None:
-        end_s = time.monotonic() + seconds
-        while not all(self._is_healthy(number) for number in self._processes):
-            assert time.monotonic() < end_s, "etcd does not become healthy"
-            time.sleep(0.1)
+        wait_for(lambda: all(self._is_healthy(number) for number in self._processes), seconds, "etcd does not become healthy")
 
     def _is_healthy(self, number: int) -> bool:
         try:

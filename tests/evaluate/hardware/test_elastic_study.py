@@ -64,6 +64,7 @@ def test_an_unknown_study_is_refused():
         Setup.usual("cpu-cores", study="plastic")
 
 
+@pytest.mark.timing
 @pytest.mark.timeout(240)
 def test_all_variants_come_to_the_same_losses_and_a_slow_worker_is_predicted_slow(tmp_path):
     rows = variants(TINY_ELASTIC)
@@ -72,7 +73,8 @@ def test_all_variants_come_to_the_same_losses_and_a_slow_worker_is_predicted_slo
     run_race(tmp_path, TINY_ELASTIC, rows, 1, 2, lambda trial, done, of: None)
     trials = {trial.variant: trial for trial in read_trials(tmp_path)}
     assert set(trials) == {variant.name for variant in rows}
-    assert len({tuple(round(loss, 4) for loss in trial.losses) for trial in trials.values()}) == 1
+    if len({tuple(round(loss, 4) for loss in trial.losses) for trial in trials.values()}) > 1:
+        pytest.fail("the variants come to different losses")  # final, unlike what is asserted of speeds
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE.to_json()))
     found = {result.name: result for result in read_results(tmp_path, TINY_ELASTIC, rows).variants}
     alone = {name: result.predictions[0].ops_us for name, result in found.items()}

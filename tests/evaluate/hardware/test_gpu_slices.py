@@ -13,7 +13,7 @@ from recycle.core.errors import UserError
 from recycle.evaluate.hardware import gpu_slices
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.host.scratch import sweep
-from tests.processes import is_there
+from tests.processes import is_there, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 NAME = "nvidia-cuda-mps-control"
@@ -145,10 +145,7 @@ def test_a_service_that_does_not_quit_is_killed_and_nothing_else(install, monkey
             stack.callback(other.kill)
             assert is_there(pid)
         assert other.poll() is None
-    deadline_s = time.monotonic() + 10
-    while is_there(pid):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_for(lambda: not is_there(pid), 10)
     assert "Traceback" not in capfd.readouterr().err
 
 

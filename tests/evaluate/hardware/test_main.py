@@ -9,6 +9,7 @@ import time
 import pytest
 
 from recycle.evaluate.hardware.__main__ import run_hardware_part
+from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
 
 
@@ -62,6 +63,7 @@ def is_there(group):
 PROFILE = """
 import sys
 from recycle.evaluate.hardware.__main__ import run_hardware_part
+from tests.processes import wait_for
 if __name__ == "__main__":
     sys.exit(run_hardware_part())
 """
@@ -83,10 +85,7 @@ def test_an_interrupt_says_how_to_resume_and_leaves_no_process(tmp_path, after_s
         err = started.communicate(timeout=60)[1]
         assert err == "\npython -m recycle.evaluate.hardware: interrupted; the same command begins again\n"
         assert started.returncode == 128 + signal.SIGINT
-        until = time.monotonic() + 10
-        while is_there(started.pid):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_for(lambda: not is_there(started.pid), 10)
     finally:
         if is_there(started.pid):
             os.killpg(started.pid, signal.SIGKILL)

@@ -176,6 +176,7 @@ def test_a_hint_that_moves_a_live_workers_chain_is_legal_but_only_a_limit(solve:
     assert proven_us(problem, solve(problem, ExactLimit.seconds(10.0), hint, 0)) == 3
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("solve", "num_microbatches"), [(cpsat.solve_cpsat, 5_000), (milp.solve_milp, 24)])
 def test_what_is_too_large_is_refused_at_once(solve: Solve, num_microbatches: int) -> None:
     problem = Problem(Cluster(Shape(2, 4, num_microbatches)), Profile.uniform(4, 1, 1, 1))
@@ -185,6 +186,7 @@ def test_what_is_too_large_is_refused_at_once(solve: Solve, num_microbatches: in
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("solve", [cpsat.solve_cpsat, milp.solve_milp])
 def test_the_time_limit_is_kept(solve: Solve) -> None:
     costs = [StageProfile(3 + s, 5 + s, 2 + s, 7 + 2 * s) for s in range(4)]

@@ -70,6 +70,7 @@ def test_another_process_makes_the_same_plan(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json").rows == here.rows
 
 
+@pytest.mark.timing
 def test_a_time_limit_ends_the_search() -> None:
     problem = recycle.problem(16, 16, 64, fail="W1_2", costs=(10, 13, 9), comm=1, memory=16)
     recycle.solve(problem, "greedy", effort=1)  # the scheduler is compiled on its first use

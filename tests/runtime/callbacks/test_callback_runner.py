@@ -188,6 +188,7 @@ def test_a_required_callback_that_raises_ends_the_run():
         runner.close(trained(1))
 
 
+@pytest.mark.timing
 def test_a_callback_that_hangs_delays_neither_the_run_nor_for_long_its_end():
     hangs = threading.Event()
     warnings = []

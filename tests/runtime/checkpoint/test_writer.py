@@ -20,7 +20,7 @@ from recycle.runtime.checkpoint.files import read_checkpoint
 from recycle.runtime.checkpoint.folder import CheckpointComplete, CheckpointFolder
 from recycle.runtime.checkpoint.resume import latest, load_stage
 from recycle.runtime.checkpoint.writer import StageNotSaved, StageSaved, StageWriter
-from tests.processes import is_there, until
+from tests.processes import is_there, wait_for
 from tests.runtime.checkpoint.saved_stages import FINGERPRINT, decided_by, held, names_in, report_of, save_all, small_stage
 
 pytestmark = pytest.mark.timeout(120)
@@ -382,7 +382,7 @@ def kill_at():
             assert said.isdigit(), said
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(said), signal.SIGKILL)
-            assert until(lambda: not is_there(int(said)), 30)
+            wait_for(lambda: not is_there(int(said)), 30)
 
         yield kill
         parent.stdin.close()

@@ -14,7 +14,7 @@ from recycle.control.net.handshake import this_host
 from recycle.control.store.file_store import FileStore
 from recycle.core.cluster import Worker
 from recycle.runtime.coordinator.fencing import fence, identify, is_running
-from tests.processes import until
+from tests.processes import until, wait_for
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_member_on_this_machine_is_killed(process: subprocess.Popen[bytes]) ->
     member = member_of(process)
     assert is_running(member)
     fence(member)
-    assert until(lambda: process.poll() is not None, 10)
+    wait_for(lambda: process.poll() is not None, 10)
     assert not is_running(member)
     fence(member)  # it is gone already
 
@@ -56,7 +56,7 @@ def test_a_coordinator_that_takes_over_knows_the_start_from_the_journal(process:
     entry = journal.last()
     assert entry is not None
     fence(MemberTable.of(entry, 0.0)[1])
-    assert until(lambda: process.poll() is not None, 10)
+    wait_for(lambda: process.poll() is not None, 10)
 
 
 def test_nor_is_a_process_with_its_id_if_the_member_is_on_another_machine_or_in_another_container() -> None:

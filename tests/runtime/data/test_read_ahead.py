@@ -96,6 +96,7 @@ def test_only_what_a_stage_needs_travels():
         reader.close()
 
 
+@pytest.mark.timing
 def test_samples_are_made_ahead():
     """With two processes that make two micro-batches each ahead, a worker that computes longer never waits."""
     with reading(Slow(), 2, range(3)) as reader:
@@ -145,6 +146,7 @@ def test_processes_of_which_nothing_comes_are_started_again(monkeypatch, tmp_pat
             assert torch.equal(reader.get(*address)[0], own.get(*address)[0])
 
 
+@pytest.mark.timing
 def test_a_loader_process_that_is_killed_is_noticed_at_once():
     data = trouble(lambda: os.kill(os.getpid(), signal.SIGKILL))
     with reading(data, timeout_s=60) as reader:

@@ -11,17 +11,11 @@ from recycle.core.errors import UserError
 from recycle.core.events.live_injection import LIVE_ACTIONS, LiveInjection
 from recycle.host.process_lifetime import process_state
 from recycle.runtime.launch.live_injections import LiveInjections
+from tests.processes import wait_for
 
 
 def _sleep():
     time.sleep(60)
-
-
-def _until(is_so):
-    deadline_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 PLACE = Worker(0, 0)
@@ -73,18 +67,18 @@ def test_a_killed_worker_is_not_started_again_by_itself(setting):
 def test_a_worker_hangs_and_goes_on(setting):
     pid = setting.workers[0].pid
     assert "hangs" in setting.ask("hang")["done"]
-    _until(lambda: process_state(pid) == "T")
+    wait_for(lambda: process_state(pid) == "T")
     assert "full speed" in setting.ask("resume")["done"]
-    _until(lambda: process_state(pid) == "S")
+    wait_for(lambda: process_state(pid) == "S")
 
 
 def test_a_slow_worker_stops_again_and_again_until_it_is_released(setting):
     pid, seen = setting.workers[0].pid, set()
     assert "half its speed" in setting.ask("slow")["done"]
     assert "already" in setting.ask("slow")["problem"]
-    _until(lambda: seen.add(process_state(pid)) or seen >= {"T", "S"})
+    wait_for(lambda: seen.add(process_state(pid)) or seen >= {"T", "S"})
     setting.ask("resume")
-    _until(lambda: all(process_state(pid) == "S" for _ in range(50) if not time.sleep(0.002)))
+    wait_for(lambda: all(process_state(pid) == "S" for _ in range(50) if not time.sleep(0.002)))
 
 
 def test_a_new_process_is_started_once_while_it_loads(setting):

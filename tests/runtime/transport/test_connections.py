@@ -16,7 +16,7 @@ from recycle.runtime.transport.protocol import Transport
 from recycle.runtime.transport.specs import GroupView
 from recycle.runtime.worker.epoch_setup import partners_of, worker_program
 from tests.plans import make_1f1b_plan
-from tests.processes import until
+from tests.processes import wait_for
 from tests.runtime.transport.worker_threads import at_once, connected
 
 torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def test_the_connections_of_a_worker_and_the_entries_that_it_reads_do_not_grow_w
     with connected(workers, partners.__getitem__, requests):
         # Each worker listens in two groups; both ends of a connection are in this process.
         expected = 2 * len(workers) + sum(num_connections)
-        assert until(lambda: len(sockets() - before) == expected, 20), (len(sockets() - before), expected)
+        wait_for(lambda: len(sockets() - before) == expected, 20, lambda: f"{len(sockets() - before)} sockets, not {expected}")
     asked = defaultdict[int, list[StoreRequest]](list)
     for number, request in requests:
         asked[number].append(request)

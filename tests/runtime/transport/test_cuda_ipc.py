@@ -21,7 +21,7 @@ from recycle.runtime.boundary.boundary_spec import TensorSpec
 from recycle.runtime.transport.gpu import cuda_ipc
 from recycle.runtime.transport.gpu.cuda_ipc import BufferPool, CudaIpcTransport, SharedMemory, is_gone, own_process
 from recycle.runtime.transport.specs import GroupView, TensorMessage
-from tests.processes import until
+from tests.processes import wait_for
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -119,7 +119,7 @@ class MemoryOfOne(HostMemory):
         return self._opened.setdefault(name, super().open(purpose, name, size_bytes))
 
     def map(self, name):
-        assert until(lambda: name in self._opened, 20)
+        wait_for(lambda: name in self._opened, 20)
         return self._opened[name]
 
 
@@ -152,7 +152,7 @@ def frozen():
     """The name of a process that is stopped, and the process."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        assert until(lambda: process_state(process.pid) == "T", 10)
+        wait_for(lambda: process_state(process.pid) == "T", 10)
         yield f"{own_process().rsplit(' ', 2)[0]} {process.pid} {process_start(process.pid)}", process
         process.kill()
 

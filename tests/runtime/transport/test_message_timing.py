@@ -61,6 +61,7 @@ def activation(chain):
     return TensorMessage(Kind.F, 1, chain, FIRST, LAST, 0, 0, is_of_warm_up=False)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", ["gloo", "nccl"])
 def test_a_message_that_is_waited_for_is_timed_from_its_sending_on(kind):
     with Pair(kind) as pair:
@@ -78,6 +79,7 @@ def test_a_message_that_is_there_before_it_is_asked_for_is_not_timed(kind):
         assert pair.timers[1].take() == {}
 
 
+@pytest.mark.timing
 def test_a_delayed_message_arrives_later_and_its_sender_does_not_wait():
     with Pair(delay_s=DELAY_S) as pair:
         began_s = time.monotonic()

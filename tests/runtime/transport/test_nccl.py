@@ -22,6 +22,7 @@ from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TransportBroken
+from tests.processes import wait_for
 from tests.random_plans import legal_plans
 from tests.runtime.jobs import Numbers, adamw, loss, small_stages
 from tests.runtime.transport import nccl_streams
@@ -131,10 +132,8 @@ def test_threads_end_with_their_epoch(connected):
     for transport in connected.values():
         transport.abort()
         transport.close()
-    end_s = time.monotonic() + 20
-    while [thread for thread in threading.enumerate() if thread.name.startswith(("nccl", "gpu send", "transport reduce"))]:
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    ours = ("nccl", "gpu send", "transport reduce")
+    wait_for(lambda: not any(thread.name.startswith(ours) for thread in threading.enumerate()), 20)
 
 
 def trained(plan, make_transport):
@@ -182,7 +181,4 @@ def test_a_worker_that_dies_while_the_others_connect_leaves_nothing_behind(strea
         host.close()
 
     at_once(make, make_half)
-    end_s = time.monotonic() + 20
-    while [one for one in set(threading.enumerate()) - before if one.name.startswith(("nccl", "transport"))]:
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    wait_for(lambda: not any(one.name.startswith(("nccl", "transport")) for one in set(threading.enumerate()) - before), 20)

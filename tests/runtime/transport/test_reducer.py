@@ -9,7 +9,7 @@ import torch
 from recycle.core.cluster import Worker
 from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.specs import GroupView, TransportBroken
-from tests.processes import until
+from tests.processes import wait_for
 from tests.runtime.transport.worker_threads import at_once, connected, transport_spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,6 +37,7 @@ def test_sums_are_those_of_all_peers_and_a_worker_goes_on_meanwhile():
             assert torch.equal(found, torch.tensor([[6.0], [60.0], [600.0]]).expand(3, 4))
 
 
+@pytest.mark.timing
 def test_a_wait_ends_with_the_epoch_also_if_gloo_goes_on_waiting():
     gloo_ends = threading.Event()
     reducer = Reducer(lambda tensor, tie: gloo_ends.wait(30), None, VIEW, transport_spec())
@@ -115,10 +116,10 @@ def test_a_worker_waits_for_its_peers_only_while_it_meets_them():
 
     def look():
         assert groups.has_begun.wait(20)
-        assert until(lambda: spec.activity.now.waits_for == "W1_0, W2_0", 10), spec.activity.now
+        wait_for(lambda: spec.activity.now.waits_for == "W1_0, W2_0", 10, lambda: str(spec.activity.now))
         groups.may_write.set()
         assert has_met.wait(20)
-        assert until(lambda: not spec.activity.now.waits_for, 10)
+        wait_for(lambda: not spec.activity.now.waits_for, 10)
         seen.append(spec.activity.now.label)
         may_end.set()
 

@@ -115,6 +115,7 @@ def test_groups_find_each_other_by_it():
     assert [value.tolist() for value in every] == [[7.0]] * 3
 
 
+@pytest.mark.timing
 def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
     # It sets its own address, and waits for those of the others, which never come.
     keys, is_there = [], threading.Event()

@@ -15,7 +15,7 @@ from recycle.core.plans.row_programs import row_programs
 from recycle.runtime.execute.spans import now_us
 from recycle.runtime.worker.epoch_setup import worker_program
 from recycle.runtime.worker.fault_injection import FaultInjector, death_us
-from tests.processes import is_there, until
+from tests.processes import is_there, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 on_linux = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="asks Linux's /proc who is there")
@@ -190,10 +190,10 @@ def test_nobody_is_left_behind_to_wake_up_who_was_killed():
     with child(parse(Action.HANG, "1:first+1000s")) as pid:
         _, status = os.waitpid(pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        assert until(lambda: bool(wakers(pid)), 10)
+        wait_for(lambda: bool(wakers(pid)), 10)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert until(lambda: not wakers(pid), 10)
+        wait_for(lambda: not wakers(pid), 10)
 
 
 # The notes.

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ def run_coordinator(args: argparse.Namespace) -> None:
         job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
         serves_machines = not is_loopback(advertised[0] if advertised else host)
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
-        run = run_start(out, begun.is_resumed, is_takeover)
+        start = partial(run_start, out, begun.is_resumed, is_takeover)
         with (
             following_config(args, config, plan, out) as view,
-            watched(view.observers, loggers_of(config, out), run, view.warn) as watch,
+            watched(view.observers, loggers_of(config, out), start, view.warn) as watch,
         ):
             endpoint, moves = Endpoint(host, port, token, begun.name, tls), bool(about["layer_specs"])
             coordinator = coordinator_config(job, endpoint, begun.begin_us, out, about=about, moves_layers=moves)

@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from recycle.core.errors import NoCheckpoint
 from recycle.core.events.record import Event
 from recycle.core.events.record_file import CHECKPOINTS
 from recycle.runtime.callbacks.callback_runner import CallbackRunner, running
@@ -30,9 +31,13 @@ class WatchedRun:
 
 @contextmanager
 def watched(
-    observers: Mapping[str, Observe], callbacks: Sequence[Callback], run: RunStart, say: Callable[[str], None]
+    observers: Mapping[str, Observe], callbacks: Sequence[Callback], start: Callable[[], RunStart], say: Callable[[str], None]
 ) -> Iterator[WatchedRun]:
-    """Observers, by their names in warnings, and callbacks of a run that lasts as long as the block; `say` gets the warnings."""
+    """Observers, by their names in warnings, and callbacks of a run that lasts as long as the block; `say` gets the warnings.
+
+    `start` says how the run begins. Only callbacks are told, so it is not called without them: it may read a whole checkpoint.
+    """
+    run = start() if callbacks else RunStart()
     with running(callbacks, run, say) as (runner, ended):
         guarded = [_Guarded(name, observe, runner.warn) for name, observe in observers.items()]
 
@@ -46,7 +51,10 @@ def watched(
 
 def run_start(folder: Path | None, is_resumed: bool, is_takeover: bool = False) -> RunStart:
     """How a run begins in this process: anew, from the last checkpoint in its folder, or where another process was killed."""
-    num_done = latest(folder / CHECKPOINTS)[0].num_steps if is_resumed and not is_takeover and folder is not None else 0
+    num_done = 0
+    if is_resumed and not is_takeover and folder is not None:
+        with suppress(NoCheckpoint):  # the run itself refuses that, unless its folder is in use, which it says first
+            num_done = latest(folder / CHECKPOINTS)[0].num_steps
     return RunStart(folder, is_resumed or is_takeover, num_done)
 
 

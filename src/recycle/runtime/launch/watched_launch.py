@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +27,8 @@ def launch_watched(
     Raises:
         CallbackFailed: A callback that is required has raised an error.
     """
-    with watched(observers, callbacks, run_start(job.run_folder, job.options.checkpoint.resume), say) as run:
+    start = partial(run_start, job.run_folder, job.options.checkpoint.resume)
+    with watched(observers, callbacks, start, say) as run:
         trained = launch(job, run.on_event, saves_if_stopped=True, injections=injections)
         run.ended(trained)
     return replace(trained, warnings=(*trained.warnings, *run.warnings))
