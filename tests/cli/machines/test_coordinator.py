@@ -26,6 +26,7 @@ from recycle.control.net.handshake import Endpoint
 from recycle.core.errors import NotSaved, UserError
 from recycle.core.events.record import Placed, Recovered
 from recycle.core.events.record_file import read_record
+from recycle.host.folder_lock import locked
 from recycle.runtime.worker.worker import REFUSED
 from tests.processes import wait_for
 from tests.warm_processes import WarmProcess
@@ -223,7 +224,6 @@ ELSEWHERE = """
 import sys
 import recycle.cli.machines.job_description, recycle.control.net.handshake
 from recycle.cli.main import main
-from tests.processes import wait_for
 recycle.control.net.handshake.this_host = lambda: "elsewhere"
 recycle.cli.machines.job_description.read_job = lambda out: {}
 sys.exit(main(sys.argv[1:]))
@@ -348,3 +348,21 @@ def test_coordinators_of_one_folder_share_as_many_layers_as_the_first_one_chose(
     assert _settled(other, tmp_path, has_store=False) == other
     with pytest.raises(UserError, match="shared_layers is auto, which coordinators of one store may choose differently"):
         _settled(auto, tmp_path, has_store=True)
+
+
+@pytest.mark.parametrize("logger", [[], ["--loggers", "csv"]])
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_a_run_without_a_checkpoint_cannot_be_resumed_and_its_folder_stays_as_it_was(
+    is_in_use, logger, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "config.toml").write_text(TrainConfig().to_toml())
+    (out / "summary.json").write_text("{}")
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with locked(out) if is_in_use else contextlib.nullcontext():
+        code = main(["coordinator", "--resume", "run", *logger, "--listen", "127.0.0.1:0", "--token-file", "token"])
+    assert code == (2 if is_in_use else 15)
+    assert ("is in use by another run" if is_in_use else "there is no checkpoint in run/") in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.iterdir()} == before

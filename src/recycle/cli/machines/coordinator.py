@@ -5,7 +5,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,9 +32,9 @@ from recycle.cli.training.train_config import TrainConfig, add_config_arguments,
 from recycle.control.net.handshake import Endpoint
 from recycle.control.net.listener import BACKLOG, reserve_address
 from recycle.control.net.wire import new_name
-from recycle.core.errors import FileProblem, Stopped, UserError, WorkerFailed
+from recycle.core.errors import FileProblem, NoCheckpoint, Stopped, UserError, WorkerFailed
 from recycle.core.events.record import Event
-from recycle.core.events.record_file import JOB, SUMMARY
+from recycle.core.events.record_file import CHECKPOINTS, JOB, SUMMARY
 from recycle.core.files import write_text
 from recycle.host.folder_lock import locked
 from recycle.planner.shared_layers_choice import AUTO
@@ -113,7 +113,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
             print(json.dumps(facts) if args.json else describe_run(facts, out))
             print(f"all {facts['steps']} steps of this run are done: --steps N goes on to step N", file=sys.stderr)
             return
-        begun, is_takeover = found or _begin_job(led, args.resume is not None), found is not None
+        begun, is_takeover = found or _begin_job(led, out, args.resume is not None), found is not None
         job = factory.job(plan, out, begun.is_resumed, factory.plan_source or choose_source(plan, config.cluster))
         serves_machines = not is_loopback(advertised[0] if advertised else host)
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
@@ -136,7 +136,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
             serve_job(coordinator, listener, sink, () if is_takeover else None, store=led.store if led is not None else None)
             if sink.trained is not None:
                 watch.ended(sink.trained)
-    _conclude(args, sink, led, out, config.training.steps)
+    _conclude(args, sink, watch.warnings, led, out, config.training.steps)
 
 
 def _settled(config: TrainConfig, out: Path, has_store: bool) -> TrainConfig:
@@ -155,10 +155,13 @@ def _settled(config: TrainConfig, out: Path, has_store: bool) -> TrainConfig:
     return replace(config, cluster=replace(config.cluster, shared_layers=known))
 
 
-def _conclude(args: argparse.Namespace, sink: "_NoticeSink", led: LedJob | None, out: Path, num_steps: int) -> None:
+def _conclude(
+    args: argparse.Namespace, sink: "_NoticeSink", warnings: Sequence[str], led: LedJob | None, out: Path, num_steps: int
+) -> None:
     """Print the summary of the job, or raise the error with which it ended; with a store, note the end there."""
     try:
         facts = sink.summary()
+        facts["warnings"] += warnings
     except UserError as problem:
         if led is not None:
             led.conclude(f"it failed: {problem}" if sink.ends_job else "")
@@ -188,9 +191,15 @@ def _find_led_job(led: LedJob, out: Path) -> "_BegunJob | None":
     return _BegunJob(led.job.job, led.begin_us(), led.refuse_missing_checkpoint(out))
 
 
-def _begin_job(led: LedJob | None, resume: bool) -> "_BegunJob":
+def _begin_job(led: LedJob | None, out: Path, resume: bool) -> "_BegunJob":
+    from recycle.runtime.checkpoint.files import find_checkpoints
     from recycle.runtime.execute.spans import now_us
 
+    if resume and not find_checkpoints(out / CHECKPOINTS):
+        if led is not None:
+            led.conclude("")
+        with locked(out):  # which says so if another run is using it, and has not written its first checkpoint yet
+            raise NoCheckpoint(f"there is no checkpoint in {out / CHECKPOINTS}: start the run anew, without --resume")
     return _BegunJob(led.job.job if led is not None else new_name(), now_us(), resume)
 
 

@@ -2,9 +2,9 @@
 
 A speed changes only if `hold` iterations in a row say that it is more than `tolerance` off, all to the same side. Where estimates
 vary from iteration to iteration, because workers share cores or a network, more is tolerated: several times their usual change,
-which is a mean over all members. (Of two peers the faster one has the speed 1 each time, so that a median would say that most
-estimates do not change.) Each further change of a member needs twice as many iterations as the one before: a worker that swings
-is soon left as it is.
+which is the median of those that change at all. (Of two peers the faster one has the speed 1 each time: most estimates may stay
+the same while all workers vary. A mean would let one worker that swings hide all others.) Each further change of a member needs
+twice as many iterations as the one before: a worker that swings is soon left as it is.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Container, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Generic, TypeVar
 
 from recycle.control.drift.relative_speeds import SpeedEstimate
@@ -94,9 +94,9 @@ class SpeedWatch(Generic[_Member]):
 
     def _note_variation(self, iteration: int) -> None:
         pairs = [(each.recent[-2], each.recent[-1]) for each in self._watched.values() if len(each.recent) > 1]
-        changed = [abs(math.log(now / before)) for (_, before), (at, now) in pairs if at == iteration]
-        if changed:
-            self._variations.append(fmean(changed))
+        changes = [abs(math.log(now / before)) for (_, before), (at, now) in pairs if at == iteration]
+        if changes:
+            self._variations.append(median([change for change in changes if change] or [0.0]))
 
     @property
     def _tolerated(self) -> float:

@@ -1,13 +1,14 @@
 """`watched`: the observers and callbacks of a run. What goes wrong in them is a warning, and training goes on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from recycle.core.errors import NoCheckpoint
+from recycle.core.errors import NoCheckpoint, Stopped
 from recycle.core.events.record import Event
 from recycle.core.events.record_file import CHECKPOINTS
+from recycle.host.folder_lock import locked
 from recycle.runtime.callbacks.callback_runner import CallbackRunner, running
 from recycle.runtime.callbacks.protocol import Callback, RunStart
 from recycle.runtime.checkpoint.resume import latest
@@ -35,7 +36,8 @@ def watched(
 ) -> Iterator[WatchedRun]:
     """Observers, by their names in warnings, and callbacks of a run that lasts as long as the block; `say` gets the warnings.
 
-    `start` says how the run begins. Only callbacks are told, so it is not called without them: it may read a whole checkpoint.
+    `start` says how the run begins, and may refuse it. Only callbacks are told: without them it is not called, as it may read a
+    whole checkpoint.
     """
     run = start() if callbacks else RunStart()
     with running(callbacks, run, say) as (runner, ended):
@@ -50,11 +52,19 @@ def watched(
 
 
 def run_start(folder: Path | None, is_resumed: bool, is_takeover: bool = False) -> RunStart:
-    """How a run begins in this process: anew, from the last checkpoint in its folder, or where another process was killed."""
+    """How a run begins in this process: anew, from the last checkpoint in its folder, or where another process was killed.
+
+    Raises:
+        NoCheckpoint: The folder has no whole checkpoint to resume from.
+        FileProblem: Nor may it have one, because another run is using it.
+    """
     num_done = 0
     if is_resumed and not is_takeover and folder is not None:
-        with suppress(NoCheckpoint):  # the run itself refuses that, unless its folder is in use, which it says first
+        try:
             num_done = latest(folder / CHECKPOINTS)[0].num_steps
+        except NoCheckpoint:
+            with locked(folder):  # which says so if another run is using it, and has not written its first checkpoint yet
+                raise
     return RunStart(folder, is_resumed or is_takeover, num_done)
 
 
@@ -67,8 +77,17 @@ class _Guarded:
     def __call__(self, event: Event) -> None:
         try:
             self._observe(event)
+        except Stopped:  # raised by the handler of a signal that came meanwhile
+            raise
         except Exception as problem:
             if not self._has_warned:
                 self._has_warned = True
-                with suppress(Exception):  # what prints warnings may be what failed; the summary has them anyway
-                    self._warn(f"{self._name} raised {type(problem).__name__}: {problem}; training goes on")
+                self._warn_of(problem)
+
+    def _warn_of(self, problem: Exception) -> None:
+        try:
+            self._warn(f"{self._name} raised {type(problem).__name__}: {problem}; training goes on")
+        except Stopped:
+            raise
+        except Exception:  # what prints warnings may be what failed; the summary has them anyway
+            return
