@@ -40,23 +40,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Keep the names of tests that failed for good: CI never runs these again, as it may others."""
+    """Keep the names of tests that failed by an assertion or a crash: CI never runs these again, as it may others."""
     failed = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
     if (cache := getattr(config, "cache", None)) is not None:
-        cache.set("recycle/failed_for_good", [report.nodeid for report in failed if not _may_run_again(report)])
+        cache.set("recycle/failed_for_good", [report.nodeid for report in failed if not _is_late_or_broken_off(report)])
 
 
-def _may_run_again(report: pytest.TestReport) -> bool:
-    """Whether a test was late, or ended by an error, or asserts what other programs on the machine may change.
-
-    A crash of the test process is final, and so is `pytest.fail`: tests call it where weights differ.
-    """
+def _is_late_or_broken_off(report: pytest.TestReport) -> bool:
+    """Whether a test was ended by its time limit, or by an exception other than an assertion, such as that of `measured`."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return False
-    if crash.message.startswith("Failed"):
-        return bool(crash.message.startswith("Failed: Timeout"))
-    return "timing" in report.keywords or not crash.message.startswith(("assert", "AssertionError"))
+    return crash.message.startswith("Failed: Timeout") or not crash.message.startswith(("assert", "AssertionError", "Failed"))
 
 
 # The files that take longest. They come first in every worker's share, so that short tests fill the end.

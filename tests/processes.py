@@ -39,6 +39,19 @@ def until(condition, seconds):
     return condition()
 
 
+class MeasuredOtherwise(Exception):
+    """A time or a speed is not as asserted; other programs on the machine may be why."""
+
+
+@contextlib.contextmanager
+def measured():
+    """For assertions of times and speeds alone: where one fails, CI may run the test again. All other assertions are final."""
+    try:
+        yield
+    except AssertionError as problem:
+        raise MeasuredOtherwise(problem) from problem
+
+
 def wait_for(condition, seconds=90.0, problem="it did not come"):
     """Wait until `condition` holds. A test that waits in vain was late, which is not a failed assertion: CI may run it again."""
     if not until(condition, seconds):

@@ -18,7 +18,7 @@ from recycle.core.events.record_file import RecordWriter
 from tests.chaos.job_processes import hit, processes_of
 from tests.dashboard.browser import WIDE, needs_browser, open_page, serving, wait_until
 from tests.dashboard.run_folders import growing
-from tests.processes import wait_for
+from tests.processes import measured, wait_for
 from tests.warm_processes import WarmProcess
 
 pytestmark = [needs_browser, pytest.mark.timeout(300)]
@@ -30,7 +30,6 @@ LIVE = "{0}.state-alive, {0}.state-slow"
 SHAPE = "--pipelines 2 --stages 2 --microbatches 2 --layers 2 --width 16 --context 16"
 
 
-@pytest.mark.timing
 def test_a_death_is_on_the_page_within_a_second(browser, problems, tmp_path):
     writer = growing(tmp_path / "a")
     writer.write(Stepped(0, 9_000_000, 4.5, 1.0, 1.0))
@@ -47,7 +46,8 @@ def test_a_death_is_on_the_page_within_a_second(browser, problems, tmp_path):
             assert page.inner_text(".status") == "Waiting: W1_1 left: the others stop, plan and regroup"
             writer.write(Recovered(at_us, at_us + 500_000, number + 1, ("W1_1",), True, "it asked to join", 1, num_live=4))
             page.wait_for_selector("button[data-worker=W1_1].state-alive")
-        assert min(took_s) < 1.0, took_s
+        with measured():
+            assert min(took_s) < 1.0, took_s
         page.reload()
         wait_until(page, "window.recycle?.run()?.data?.recoveries.length === 3")
         again = open_page(browser, address, problems)  # as if the browser was closed and opened
@@ -158,7 +158,6 @@ def hang_by_click(page, worker):
     page.wait_for_selector("text=Training.", timeout=60_000)
 
 
-@pytest.mark.timing
 def test_clicks_kill_start_slow_and_hang_workers_of_a_real_run_and_the_page_outlives_a_coordinator(browser, problems, tmp_path):
     flags = f"--steps 100000 --no-follow-speeds --lease 10 --json-lines --out {tmp_path}/a --dashboard 0 --allow-injection"
     command = [sys.executable, "-m", "recycle", "train", *SHAPE.split(), *flags.split()]
@@ -188,7 +187,8 @@ def test_clicks_kill_start_slow_and_hang_workers_of_a_real_run_and_the_page_outl
             slow_down_by_click(page, "W0_0")
             hang_by_click(page, "W0_0")
             clicked_s.append(kill_by_click(page, "W1_1"))
-            assert min(clicked_s) < MOST_S, clicked_s
+            with measured():
+                assert min(clicked_s) < MOST_S, clicked_s
             goes_on(page)
             (coordinator,) = (process.pid for process in processes_of(run.pid) if process.kind == "coordinator")
             hit(coordinator, 0.0)

@@ -327,7 +327,6 @@ def test_changes_are_pushed_to_every_page(served):
         connection.close()
 
 
-@pytest.mark.timing
 def test_steps_wait_for_each_other_where_many_pages_are_open_and_a_death_waits_for_nothing(served, monkeypatch):
     monkeypatch.setattr(page_stream, "_STEPS_S_A_PAGE", 1000.0)
     monkeypatch.setattr(page_stream, "_LONGEST_STEPS_S", 1000.0)
@@ -342,7 +341,8 @@ def test_steps_wait_for_each_other_where_many_pages_are_open_and_a_death_waits_f
         writer.write(Stepped(1, 9_100_000, 4.4, 1.0, 1.0))
         while (line := answer.readline()) != b": still here\n":
             assert not line.startswith(b"data: ")
-            assert time.monotonic() < deadline_s
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("the page gets no sign of life")
         writer.write(Stepped(2, 9_200_000, 4.3, 1.0, 1.0), Changed(10_000_000, "W1_1", False, 3))
         message = next_message(answer, deadline_s)
     assert message["workers"]["W1_1"] == {"state": "dead"}

@@ -22,10 +22,11 @@ from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import FailureOptions, TrainOptions
+from tests.processes import measured
 from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, loss
 from tests.runtime.reference_executor import ReferenceExecutor
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.timing]
+pytestmark = pytest.mark.timeout(300)
 SHAPE, LAYERS, STEPS, SEED = (3, 2, 4), 6, 24, 5
 SLOW = "W1_1"
 SECONDS = 0.005
@@ -129,8 +130,7 @@ def run(
     job = Job(source.answer(frozenset()).plan, stages(), Numbers(), loss, adamw, steps, out=out, options=options)
     watched.trained = launch(job, watched.observe)
     assert not multiprocessing.active_children()
-    if watched.trained.weights_sha256 != undisturbed(steps):
-        pytest.fail("the weights are not those of the undisturbed run")  # final, unlike what is asserted of speeds
+    assert watched.trained.weights_sha256 == undisturbed(steps)
     return watched
 
 
@@ -151,32 +151,35 @@ def named(events: Sequence[SpeedChanged], worker: str) -> list[SpeedChanged]:
 @pytest.mark.parametrize("shared", [0, 1])
 def test_a_slow_worker_is_named_and_gets_less_to_do(tmp_path: Path, shared: int) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", shared=shared, out=tmp_path)
-    first = named(seen.of(SpeedChanged), SLOW)[0]
-    assert first.speed == AT_30_PERCENT
-    assert first.iteration in (2, 3)
-    assert seen.replans
-    assert SLOW in seen.replans[0].cause
-    assert seen.replans[0].iteration < STEPS - 2  # how soon is a matter of how busy the machine is: `bench cluster` measures it
-    assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
-    last = max(event.iteration for event in seen.of(Stepped))
-    assert seen.num_ops(SLOW, last) < min(seen.num_ops(peer, last) for peer in ("W0_1", "W2_1"))
+    first, last = named(seen.of(SpeedChanged), SLOW)[0], max(event.iteration for event in seen.of(Stepped))
+    with measured():
+        assert first.speed == AT_30_PERCENT
+        assert first.iteration in (2, 3)
+        assert seen.replans
+        assert SLOW in seen.replans[0].cause
+        assert seen.replans[0].iteration < STEPS - 2  # how soon, `bench cluster` measures
+        assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
+        assert seen.num_ops(SLOW, last) < min(seen.num_ops(peer, last) for peer in ("W0_1", "W2_1"))
     assert bool(last_plan(tmp_path).cuts) == bool(shared)
 
 
 def test_a_worker_that_is_itself_again_gets_its_work_back(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3-9:x0.3", steps=40, out=tmp_path)
-    assert [event.speed for event in named(seen.of(SpeedChanged), SLOW)][-1] > HEALTHY
-    assert len(seen.replans) >= 2
-    assert speeds_of(last_plan(tmp_path)).get(SLOW, 1.0) > HEALTHY
     fewest = min(seen.num_ops(SLOW, event.iteration) for event in seen.of(Stepped))
-    assert seen.num_ops(SLOW, 39) > fewest
+    with measured():
+        assert [event.speed for event in named(seen.of(SpeedChanged), SLOW)][-1] > HEALTHY
+        assert len(seen.replans) >= 2
+        assert speeds_of(last_plan(tmp_path)).get(SLOW, 1.0) > HEALTHY
+        assert seen.num_ops(SLOW, 39) > fewest
 
 
 def test_failures_of_a_slow_worker_and_of_others_are_answered_with_plans_for_the_speeds(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", "kill W0_0@14", "kill W0_1@17", out=tmp_path)
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W0_0",), ("W0_1",)]
-    assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
-    assert run(f"slow {SLOW}@3:x0.3", f"kill {SLOW}@15").replans
+    its_own = run(f"slow {SLOW}@3:x0.3", f"kill {SLOW}@15")
+    with measured():
+        assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
+        assert its_own.replans
 
 
 def test_a_kill_while_the_plan_changes_changes_no_weight() -> None:
@@ -188,14 +191,17 @@ def test_a_kill_while_the_plan_changes_changes_no_weight() -> None:
             os.kill(pids["W2_0"], signal.SIGKILL)
 
     seen = run(f"slow {SLOW}@3:x0.3", act=kill_at_change)
+    with measured():
+        assert killed
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W2_0",)]
 
 
 def test_another_coordinator_knows_the_speeds_of_the_plan_in_its_journal(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", "kill coordinator@14", "kill W0_0@16", out=tmp_path)
-    assert seen.replans
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W0_0",)]
-    assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
+    with measured():
+        assert seen.replans
+        assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
 
 
 def test_a_worker_that_is_far_too_slow_is_left_out_and_not_started_again() -> None:
@@ -210,5 +216,6 @@ def test_a_worker_that_is_far_too_slow_is_left_out_and_not_started_again() -> No
 
 def test_a_job_that_does_not_follow_speeds_names_slow_workers_and_keeps_its_plan() -> None:
     seen = run(f"slow {SLOW}@3:x0.3", steps=12, follows=False)
-    assert named(seen.of(SpeedChanged), SLOW)
     assert not seen.of(Recovered)
+    with measured():
+        assert named(seen.of(SpeedChanged), SLOW)

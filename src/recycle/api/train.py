@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from recycle.api.run_folders import NEW_RUN, NUMBER, new_folder
-from recycle.cli.live.followers import Followers, following
+from recycle.cli.live.run_observers import RunObservers, observers_of_run
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
 from recycle.core.events.record import Event
@@ -108,7 +108,7 @@ def _run(job: Job, watch: Watch, callbacks: Sequence[Callback]) -> Trained:
     refuse_float16_parameters(job)
     for doubt in doubts_about(job):
         warnings.warn(doubt, stacklevel=3)
-    with _run_folder(job.out) as folder, _following(job, folder) as view:
+    with _run_folder(job.out) as folder, _observers_of(job, folder) as view:
         observers = {"the note of the folder": _said_once(folder, view.say), "watch": watch, **view.observers}
         trained = launch_watched(replace(job, out=folder), observers, callbacks, view.warn, view.injections)
     for sentence in trained.warnings if job.options.quiet else ():
@@ -127,8 +127,8 @@ def _refuse_unshowable(job: Job) -> None:
         raise UserError("dashboard shows what a run records: name a folder with out")
 
 
-def _following(job: Job, folder: Path | None) -> AbstractContextManager[Followers]:
-    return following(job.options.show, job.first_plan, job.steps, folder, job.options.quiet)
+def _observers_of(job: Job, folder: Path | None) -> AbstractContextManager[RunObservers]:
+    return observers_of_run(job.options.show, job.first_plan, job.steps, folder, job.options.quiet)
 
 
 def _said_once(folder: Path | None, say: Callable[[str], None]) -> Watch:

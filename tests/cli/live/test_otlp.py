@@ -14,7 +14,7 @@ from recycle.cli.main import main
 from recycle.core.errors import UserError
 from recycle.core.events.record import Recovered, Stepped
 from tests.cli.machines.test_coordinator import free_port
-from tests.processes import wait_for
+from tests.processes import measured, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 EVENTS = (
@@ -119,14 +119,14 @@ def test_a_collector_that_is_away_is_named_once_and_gets_all_spans_later(receive
     assert [span["name"] for span in receiver.spans()] == ["recycle.epoch", "recycle.recovery", "recycle.epoch"]
 
 
-@pytest.mark.timing
 def test_nobody_waits_for_a_collector_that_is_not_there() -> None:
     said: list[str] = []
     exporter = OtlpExporter(f"http://127.0.0.1:{free_port()}", said.append)
     exporter.on_event(EVENTS[0])
     begin_s = time.monotonic()
     exporter.close()
-    assert time.monotonic() < begin_s + 5
+    with measured():
+        assert time.monotonic() < begin_s + 5
     assert "Connection refused" in said[0]
 
 

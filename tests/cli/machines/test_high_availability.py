@@ -18,7 +18,7 @@ from recycle.cli.main import main
 from tests.cli.machines.test_agent import facts_of, pids
 from tests.cli.machines.test_coordinator import free_port, num_steps, started
 from tests.control.store.etcd_cluster import EtcdCluster, etcd_cluster, missing
-from tests.processes import wait_for
+from tests.processes import measured, wait_for
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(missing()), reason=missing())]
 STEPS, LEASE_S, AWAY_S = 150, 2.0, float(os.environ.get("ETCD_AWAY_S", "10"))
@@ -120,7 +120,6 @@ def warnings_of(out: Path) -> list[str]:
     return [event["text"] for event in facts_of(out, "warning")]
 
 
-@pytest.mark.timing
 def test_another_coordinator_takes_over_from_one_that_was_killed_and_whose_folder_is_gone(
     cluster: EtcdCluster, tmp_path: Path, twin: str
 ) -> None:
@@ -129,7 +128,9 @@ def test_another_coordinator_takes_over_from_one_that_was_killed_and_whose_folde
         machines.coordinators[0].kill()
         killed_s = time.monotonic()
         shutil.rmtree(machines.outs[0])
-        assert machines.takes_over(killed_s) < 2 * LEASE_S
+        led_s = machines.takes_over(killed_s)
+        with measured():
+            assert led_s < 2 * LEASE_S
         facts = machines.finish(1)
         assert (facts["steps"], facts["weights_sha256"]) == (STEPS, twin)
         assert facts["losses"][0] is None  # its record is gone
@@ -141,14 +142,15 @@ def test_another_coordinator_takes_over_from_one_that_was_killed_and_whose_folde
         assert f"the job of {machines.store} is over (all {STEPS} steps are done): name another prefix" in words
 
 
-@pytest.mark.timing
 def test_of_two_coordinators_that_believe_to_lead_workers_obey_one(cluster: EtcdCluster, tmp_path: Path, twin: str) -> None:
     with started() as start:
         machines = Machines(start, cluster, tmp_path)
         frozen = machines.coordinators[0]
         os.kill(frozen.pid, signal.SIGSTOP)
         frozen_s = time.monotonic()
-        assert machines.takes_over(frozen_s, 5) < 2 * LEASE_S
+        led_s = machines.takes_over(frozen_s, 5)
+        with measured():
+            assert led_s < 2 * LEASE_S
         os.kill(frozen.pid, signal.SIGCONT)
         _, words = frozen.communicate(timeout=30)
         assert frozen.returncode == 25

@@ -20,7 +20,7 @@ from recycle.control.net.handshake import shake_hands
 from recycle.control.net.server import ConnectionTask
 from recycle.core.errors import FileProblem
 from tests.control.net.endpoint_harness import PATIENCE_S, FakeCoordinator, ServerHarness, closed_endpoint
-from tests.processes import wait_for
+from tests.processes import measured, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 BYTES = os.urandom((3 << 20) + 7)
@@ -179,12 +179,12 @@ def test_a_coordinator_that_stays_away_is_an_error_in_the_end(own: Path) -> None
         FileTransfer(endpoint, timeout_s=0.0).upload(own, "a/file")
 
 
-@pytest.mark.timing
 def test_members_are_served_while_a_file_is_on_its_way(harness: ServerHarness) -> None:
     member = harness.member("W0_0")
     session, _ = shake_hands(harness.endpoint(), purpose=PURPOSE)
     session.stream.sendall(session.frame(UploadFile("a/file", 1000)) + b"half of it")
-    assert member.echo_s() < PATIENCE_S
+    with measured():
+        assert member.echo_s() < PATIENCE_S
     session.stream.close()
     member.client.close()
 
@@ -307,7 +307,6 @@ def busy(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerHa
     harness.close()
 
 
-@pytest.mark.timing
 def test_too_many_transfers_wait_for_their_turn(busy: tuple[ServerHarness, Callable[[], None]], own: Path, kept: Path) -> None:
     harness, end_first = busy
     waited, ended = threading.Event(), []
@@ -322,7 +321,8 @@ def test_too_many_transfers_wait_for_their_turn(busy: tuple[ServerHarness, Calla
         thread.start()
     assert waited.wait(PATIENCE_S)
     member = harness.member("W0_0")
-    assert member.echo_s() < PATIENCE_S
+    with measured():
+        assert member.echo_s() < PATIENCE_S
     time.sleep(0.3)
     assert ended == []
     end_first()

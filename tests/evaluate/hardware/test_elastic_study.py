@@ -14,6 +14,7 @@ from recycle.evaluate.hardware.variants import chosen_variants, layers_by_capaci
 from recycle.evaluate.results.cluster_page import read_results
 from recycle.evaluate.variant_plans import make_plans
 from tests.evaluate.hardware.tiny_setup import TINY
+from tests.processes import measured
 
 TINY_ELASTIC = replace(TINY, pipelines=2, layers=8, study=ELASTIC)
 PROFILE = Profile((StageProfile(40_000, 52_000, 36_000, 88_000, 90, 4000, 1000, 8000, 2000, 64),) * TINY.stages, name="made up")
@@ -64,7 +65,6 @@ def test_an_unknown_study_is_refused():
         Setup.usual("cpu-cores", study="plastic")
 
 
-@pytest.mark.timing
 @pytest.mark.timeout(240)
 def test_all_variants_come_to_the_same_losses_and_a_slow_worker_is_predicted_slow(tmp_path):
     rows = variants(TINY_ELASTIC)
@@ -73,10 +73,10 @@ def test_all_variants_come_to_the_same_losses_and_a_slow_worker_is_predicted_slo
     run_race(tmp_path, TINY_ELASTIC, rows, 1, 2, lambda trial, done, of: None)
     trials = {trial.variant: trial for trial in read_trials(tmp_path)}
     assert set(trials) == {variant.name for variant in rows}
-    if len({tuple(round(loss, 4) for loss in trial.losses) for trial in trials.values()}) > 1:
-        pytest.fail("the variants come to different losses")  # final, unlike what is asserted of speeds
+    assert len({tuple(round(loss, 4) for loss in trial.losses) for trial in trials.values()}) == 1
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE.to_json()))
     found = {result.name: result for result in read_results(tmp_path, TINY_ELASTIC, rows).variants}
     alone = {name: result.predictions[0].ops_us for name, result in found.items()}
-    assert alone["slow"] > 1.2 * alone["all"]
-    assert alone["slow-cut"] < alone["slow"]
+    with measured():
+        assert alone["slow"] > 1.2 * alone["all"]
+        assert alone["slow-cut"] < alone["slow"]

@@ -27,7 +27,7 @@ from recycle.cli.machines.job_description import describe_job, read_job
 from recycle.cli.machines.store_flags import add_store_arguments, read_store, write_store_flags
 from recycle.cli.machines.store_job import LedJob, describe_end, new_job
 from recycle.cli.training.plan_choice import choose_source
-from recycle.cli.training.train import config_and_folder, describe_run, following_config, loggers_of, prepare, refuse_unsaved
+from recycle.cli.training.train import config_and_folder, describe_run, loggers_of, observers_of_config, prepare, refuse_unsaved
 from recycle.cli.training.train_config import TrainConfig, add_config_arguments, parse_config
 from recycle.control.net.handshake import Endpoint
 from recycle.control.net.listener import BACKLOG, reserve_address
@@ -119,7 +119,7 @@ def run_coordinator(args: argparse.Namespace) -> None:
         about = describe_job(begun.name, factory, job, serves_machines, sends_files=led is not None)
         start = partial(run_start, out, begun.is_resumed, is_takeover)
         with (
-            following_config(args, config, plan, out) as view,
+            observers_of_config(args, config, plan, out) as view,
             watched(view.observers, loggers_of(config, out), start, view.warn) as watch,
         ):
             endpoint, moves = Endpoint(host, port, token, begun.name, tls), bool(about["layer_specs"])

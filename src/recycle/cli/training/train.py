@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from recycle.cli.arguments import Subparsers, add_command, output_path
 from recycle.cli.live.event_text import format_loss, format_rate
-from recycle.cli.live.followers import Followers, following
 from recycle.cli.live.json_lines import JsonLines
 from recycle.cli.live.page_process import add_page_arguments, refuse_page_without_folder
+from recycle.cli.live.run_observers import RunObservers, observers_of_run
 from recycle.cli.profile_text import mismatch_note
 from recycle.cli.training.failure_flags import add_failure_arguments, read_failures
 from recycle.cli.training.job_from_config import TrainingJobFactory
@@ -112,7 +112,7 @@ def run_train(args: argparse.Namespace) -> None:
     for doubt in doubts_about(job):
         sayer(config.log.json_lines)(f"warning: {doubt}")
     loggers = loggers_of(config, out)
-    with following_config(args, config, plan, out) as view:
+    with observers_of_config(args, config, plan, out) as view:
         trained = launch_watched(job, view.observers, loggers, view.warn, view.injections)
     facts = trained.to_json()
     print(json.dumps(facts) if args.json else describe_run(facts, out))
@@ -187,10 +187,10 @@ def show_options(log: LogSection, args: argparse.Namespace) -> "ShowOptions":
 
 
 @contextmanager
-def following_config(args: argparse.Namespace, config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[Followers]:
-    """What follows the run of a configuration; it says what is to be known of the plan."""
+def observers_of_config(args: argparse.Namespace, config: TrainConfig, plan: Plan, out: Path | None) -> Iterator[RunObservers]:
+    """The observers of the run of a configuration, after sentences about its plan: what it moves, whether its profile fits."""
     refuse_page_without_folder(args, out)
-    with following(show_options(config.log, args), plan, config.training.steps, out) as view:
+    with observers_of_run(show_options(config.log, args), plan, config.training.steps, out) as view:
         for sentence in describe_moves(plan, config.cluster):
             view.say(sentence)
         used_for = (plan.problem.shape.num_pipelines, config.training.device, config.data.samples, config.model_text)

@@ -1,4 +1,4 @@
-"""`following`: what follows a run on this machine: the live view or lines of JSON, the page, Prometheus, OpenTelemetry."""
+"""`observers_of_run`: a run's live view or lines of JSON, its page, and its exporters to Prometheus and OpenTelemetry."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ _Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Followers:
+class RunObservers:
     """Observers by their names in warnings, what prints a sentence, and the pipe on which the page asks for failures."""
 
     observers: dict[str, _Observe]
@@ -35,10 +35,10 @@ class Followers:
 
 
 @contextmanager
-def following(
+def observers_of_run(
     show: "ShowOptions", plan: Plan, num_steps: int, folder: Path | None, is_quiet: bool = False
-) -> Iterator[Followers]:
-    """All that follows a run which begins with `plan`, until the block ends. The page shows what is in the run's `folder`."""
+) -> Iterator[RunObservers]:
+    """The observers of a run that begins with `plan`, until the block ends. The page shows what is in the run's `folder`."""
     observers, injections = dict[str, _Observe](), None
     with ExitStack() as stack:
         page = None
@@ -63,7 +63,7 @@ def following(
             from recycle.cli.live.otlp import OtlpExporter
 
             observers["the exporter to OpenTelemetry"] = stack.enter_context(closing(OtlpExporter(show.otlp, say))).on_event
-        yield Followers(observers, say, injections)
+        yield RunObservers(observers, say, injections)
 
 
 def _view(show: "ShowOptions", plan: Plan, num_steps: int, stack: ExitStack, observers: dict[str, _Observe]) -> _Say:
