@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _is_late_or_broken_off(report: pytest.TestReport) -> bool:
-    """Whether a test was ended by its time limit, or by an exception other than an assertion, such as that of `measured`."""
+    """Whether a test was ended by its time limit, or by an exception that is no assertion, such as that of `depends_on_load`."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return False

@@ -15,7 +15,7 @@ from recycle.profiling.emulated_device import EmulatedDevice
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.profiling.worker_pool import worker_pool
 from tests.evaluate.hardware.tiny_setup import TINY
-from tests.processes import measured
+from tests.processes import depends_on_load
 
 SETUP = replace(TINY, backend=EMULATED, study=ELASTIC, layers=8)
 DEVICE = EmulatedDevice(10_000, 13_000, 9_000, num_layers=4)
@@ -46,7 +46,7 @@ def test_every_op_of_a_run_takes_the_time_of_the_layers_that_its_plan_gives_it()
             assert {Op.parse(ops[number].label, 0).kind.value for ops in iterations} == {kind}
             assert least_us <= min(took_us)
             if number < len(program.kinds) - 1:  # sums begin within the last op, and it may wait for them
-                with measured():
+                with depends_on_load():
                     assert min(took_us) < 2 * least_us
 
 
@@ -55,6 +55,6 @@ def test_a_rehearsal_finds_the_times_of_the_device() -> None:
     job = SETUP.job(rehearsal_plan(SETUP.shape, is_split=True))
     found = rehearse(job, SETUP.model, Patience(least_rounds=1, most_rounds=1), device=SETUP.emulated).profile
     for stage in found.stages:
-        with measured():
+        with depends_on_load():
             assert (stage.forward_us, stage.input_us, stage.weight_us) == pytest.approx((40_000, 52_000, 36_000), rel=0.2)
     assert found.layers == ()

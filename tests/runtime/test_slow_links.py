@@ -12,7 +12,7 @@ from recycle.core.errors import UserError
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import LinkChanged, Placed, Recovered, SpeedChanged, Stepped
 from recycle.runtime.options import FailureOptions, TrainOptions
-from tests.processes import measured
+from tests.processes import depends_on_load
 from tests.runtime.test_slow_workers import SLOW, named, run
 
 pytestmark = pytest.mark.timeout(300)
@@ -24,7 +24,7 @@ def test_a_slow_link_is_named_with_its_factor_and_since_when() -> None:
     others = [f"slow-link W{pipeline}_0-W{pipeline}_1@1+20ms" for pipeline in (0, 1, 2)]
     seen = run(*others, f"slow-link {LINK}@6+160ms", steps=24, follows=False)
     first = seen.of(LinkChanged)[0]
-    with measured():
+    with depends_on_load():
         assert first.link == LINK
         assert 0.08 < first.speed < 0.4  # 1 / 9 on an idle machine; no message comes early, and on a busy one some come late
         assert 175_000 < first.time_us < 280_000
@@ -37,14 +37,14 @@ def test_a_link_that_is_itself_again_is_named_again() -> None:
     """The delay is long, so that it stands out from the messages of a busy machine, and there is time to see its end."""
     seen = run(f"slow-link {LINK}@3-18+80ms", steps=50, follows=False)
     changes = [change for change in seen.of(LinkChanged) if change.link == LINK]
-    with measured():
+    with depends_on_load():
         assert changes[0].speed < 0.4
         assert changes[-1].speed == 1
 
 
 def test_neither_a_slow_worker_nor_a_busy_machine_is_taken_for_a_slow_link() -> None:
     seen = run(f"slow {SLOW}@3:x0.3", steps=40, follows=False)
-    with measured():
+    with depends_on_load():
         assert named(seen.of(SpeedChanged), SLOW)
         assert not seen.of(LinkChanged)
 
@@ -61,7 +61,7 @@ def test_peers_exchange_their_places_and_messages_go_around_a_slow_link(tmp_path
     ends_us = [event.at_us for event in seen.of(Stepped)]
     took_us = [after - before for before, after in pairwise(ends_us)]
     slow_us, around_us = median(took_us[6 : change.iteration - 1]), median(took_us[change.iteration + 1 :])
-    with measured():
+    with depends_on_load():
         assert around_us < slow_us - 40_000
     assert seen.trained is not None
     assert not seen.trained.dead

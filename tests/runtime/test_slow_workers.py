@@ -22,7 +22,7 @@ from recycle.runtime.coordinator.ledger.trained import Trained
 from recycle.runtime.job import Job
 from recycle.runtime.launch.local_launcher import launch
 from recycle.runtime.options import FailureOptions, TrainOptions
-from tests.processes import measured
+from tests.processes import depends_on_load
 from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, adamw, loss
 from tests.runtime.reference_executor import ReferenceExecutor
 
@@ -152,7 +152,7 @@ def named(events: Sequence[SpeedChanged], worker: str) -> list[SpeedChanged]:
 def test_a_slow_worker_is_named_and_gets_less_to_do(tmp_path: Path, shared: int) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", shared=shared, out=tmp_path)
     first, last = named(seen.of(SpeedChanged), SLOW)[0], max(event.iteration for event in seen.of(Stepped))
-    with measured():
+    with depends_on_load():
         assert first.speed == AT_30_PERCENT
         assert first.iteration in (2, 3)
         assert seen.replans
@@ -166,7 +166,7 @@ def test_a_slow_worker_is_named_and_gets_less_to_do(tmp_path: Path, shared: int)
 def test_a_worker_that_is_itself_again_gets_its_work_back(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3-9:x0.3", steps=40, out=tmp_path)
     fewest = min(seen.num_ops(SLOW, event.iteration) for event in seen.of(Stepped))
-    with measured():
+    with depends_on_load():
         assert [event.speed for event in named(seen.of(SpeedChanged), SLOW)][-1] > HEALTHY
         assert len(seen.replans) >= 2
         assert speeds_of(last_plan(tmp_path)).get(SLOW, 1.0) > HEALTHY
@@ -177,7 +177,7 @@ def test_failures_of_a_slow_worker_and_of_others_are_answered_with_plans_for_the
     seen = run(f"slow {SLOW}@3:x0.3", "kill W0_0@14", "kill W0_1@17", out=tmp_path)
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W0_0",), ("W0_1",)]
     its_own = run(f"slow {SLOW}@3:x0.3", f"kill {SLOW}@15")
-    with measured():
+    with depends_on_load():
         assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
         assert its_own.replans
 
@@ -191,7 +191,7 @@ def test_a_kill_while_the_plan_changes_changes_no_weight() -> None:
             os.kill(pids["W2_0"], signal.SIGKILL)
 
     seen = run(f"slow {SLOW}@3:x0.3", act=kill_at_change)
-    with measured():
+    with depends_on_load():
         assert killed
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W2_0",)]
 
@@ -199,7 +199,7 @@ def test_a_kill_while_the_plan_changes_changes_no_weight() -> None:
 def test_another_coordinator_knows_the_speeds_of_the_plan_in_its_journal(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", "kill coordinator@14", "kill W0_0@16", out=tmp_path)
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W0_0",)]
-    with measured():
+    with depends_on_load():
         assert seen.replans
         assert speeds_of(last_plan(tmp_path))[SLOW] == AT_30_PERCENT
 
@@ -217,5 +217,5 @@ def test_a_worker_that_is_far_too_slow_is_left_out_and_not_started_again() -> No
 def test_a_job_that_does_not_follow_speeds_names_slow_workers_and_keeps_its_plan() -> None:
     seen = run(f"slow {SLOW}@3:x0.3", steps=12, follows=False)
     assert not seen.of(Recovered)
-    with measured():
+    with depends_on_load():
         assert named(seen.of(SpeedChanged), SLOW)

@@ -18,7 +18,7 @@ from recycle.cli.main import main
 from tests.cli.machines.test_agent import facts_of, pids
 from tests.cli.machines.test_coordinator import free_port, num_steps, started
 from tests.control.store.etcd_cluster import EtcdCluster, etcd_cluster, missing
-from tests.processes import measured, wait_for
+from tests.processes import depends_on_load, wait_for
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(missing()), reason=missing())]
 STEPS, LEASE_S, AWAY_S = 150, 2.0, float(os.environ.get("ETCD_AWAY_S", "10"))
@@ -129,7 +129,7 @@ def test_another_coordinator_takes_over_from_one_that_was_killed_and_whose_folde
         killed_s = time.monotonic()
         shutil.rmtree(machines.outs[0])
         led_s = machines.takes_over(killed_s)
-        with measured():
+        with depends_on_load():
             assert led_s < 2 * LEASE_S
         facts = machines.finish(1)
         assert (facts["steps"], facts["weights_sha256"]) == (STEPS, twin)
@@ -149,7 +149,7 @@ def test_of_two_coordinators_that_believe_to_lead_workers_obey_one(cluster: Etcd
         os.kill(frozen.pid, signal.SIGSTOP)
         frozen_s = time.monotonic()
         led_s = machines.takes_over(frozen_s, 5)
-        with measured():
+        with depends_on_load():
             assert led_s < 2 * LEASE_S
         os.kill(frozen.pid, signal.SIGCONT)
         _, words = frozen.communicate(timeout=30)

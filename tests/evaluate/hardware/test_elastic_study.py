@@ -14,7 +14,7 @@ from recycle.evaluate.hardware.variants import chosen_variants, layers_by_capaci
 from recycle.evaluate.results.cluster_page import read_results
 from recycle.evaluate.variant_plans import make_plans
 from tests.evaluate.hardware.tiny_setup import TINY
-from tests.processes import measured
+from tests.processes import depends_on_load
 
 TINY_ELASTIC = replace(TINY, pipelines=2, layers=8, study=ELASTIC)
 PROFILE = Profile((StageProfile(40_000, 52_000, 36_000, 88_000, 90, 4000, 1000, 8000, 2000, 64),) * TINY.stages, name="made up")
@@ -77,6 +77,6 @@ def test_all_variants_come_to_the_same_losses_and_a_slow_worker_is_predicted_slo
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE.to_json()))
     found = {result.name: result for result in read_results(tmp_path, TINY_ELASTIC, rows).variants}
     alone = {name: result.predictions[0].ops_us for name, result in found.items()}
-    with measured():
+    with depends_on_load():
         assert alone["slow"] > 1.2 * alone["all"]
         assert alone["slow-cut"] < alone["slow"]

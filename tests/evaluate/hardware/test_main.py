@@ -63,7 +63,6 @@ def is_there(group):
 PROFILE = """
 import sys
 from recycle.evaluate.hardware.__main__ import run_hardware_part
-from tests.processes import wait_for
 if __name__ == "__main__":
     sys.exit(run_hardware_part())
 """

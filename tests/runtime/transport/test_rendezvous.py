@@ -16,7 +16,7 @@ from recycle.runtime.transport import rendezvous
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.rendezvous import Rendezvous, make_unless_over, meet
 from recycle.runtime.transport.specs import GroupView, TransportBroken
-from tests.processes import measured
+from tests.processes import depends_on_load
 from tests.runtime.transport.worker_threads import PATIENCE_S, at_once, connected, rendezvous_of, transport_spec
 
 torch.set_num_threads(1)
@@ -132,7 +132,7 @@ def test_an_epoch_that_ends_while_a_group_is_made_ends_the_making_at_once():
         began_s = time.monotonic()
         store.abort()
         problem = making.exception(PATIENCE_S)
-        with measured():
+        with depends_on_load():
             assert time.monotonic() - began_s < SOON_S
     assert isinstance(problem, TransportBroken)
     assert "the epoch is over" in str(problem)
