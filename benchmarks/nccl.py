@@ -46,6 +46,7 @@ TRANSPORTS = (NCCL, IPC, GLOO) if HAS_GPU else (GLOO,)
 TESTED = TRANSPORTS[0]
 ASKED_MEDIAN_MS, ASKED_WORST_MS, LEASE_S = 1500, 3000, 5.0
 MORE_ALLOWED, MEMORY_ALLOWED = 2, 1.10
+SHARED_LAYERS = (0, 1)
 RUN_LIMIT_S, BACK_LIMIT_S, STALLED_S, NUM_STEPS = 300, 30, 30.0, 12
 SURVIVOR = "W0_0"
 MIB = 2**20
@@ -84,27 +85,30 @@ FAILURES = (
 def weights(effort: Effort) -> list[Section]:
     found = set[str]()
     cases = [
-        Case(f"{transport}, {failure.name}", partial(_weights, found, transport, failure))
+        Case(f"{transport}, {shared} shared, {failure.name}", partial(_weights, found, transport, shared, failure))
+        for shared in SHARED_LAYERS
         for failure in FAILURES
         for transport in TRANSPORTS
     ]
     about = (
-        f"`recycle.train` with `is_exact=True`, {_shape(TWELVE)}, on one device: the weights after {NUM_STEPS} steps. A run "
+        f"`recycle.train` with `is_exact=True`, {_shape(TWELVE)}, {TWELVE.layers} layers, none of which are shared by neighbouring "
+        f"stages, or {SHARED_LAYERS[-1]}, on one device: the weights after {NUM_STEPS} steps. A run "
         "counts only if its failures happened. It is repeated if MPS failed: where processes share a GPU by MPS, the death of "
         "one can end all. The target is that all have the same weights."
     )
     return [Section("weights", "The same weights over every transport", about, _WEIGHTS_HEADER, tuple(cases))]
 
 
-_WEIGHTS_HEADER: Row = ("transport", "failure", "recoveries", "repeated", "as the script says", "weights", "met")
+_WEIGHTS_HEADER: Row = ("transport", "shared layers", "failure", "recoveries", "repeated", "as the script says", "weights", "met")
 
 
-def _weights(found: set[str], transport: str, failure: Failure) -> Row:
+def _weights(found: set[str], transport: str, shared: int, failure: Failure) -> Row:
     num_repeated, options = 0, options_of(transport, script=failure.script)
+    sizes = replace(TWELVE, shared_layers=shared)
     while True:
         log = RunLog()
         try:
-            digest = train(TWELVE, NUM_STEPS, RUN_LIMIT_S, watch=log.observe, options=options).weights_sha256
+            digest = train(sizes, NUM_STEPS, RUN_LIMIT_S, watch=log.observe, options=options).weights_sha256
             problem = describe_deviation(failure, log)
         except (recycle.UserError, TimeLimitExceeded) as reason:
             digest, problem = "", str(reason).splitlines()[0]
@@ -114,7 +118,16 @@ def _weights(found: set[str], transport: str, failure: Failure) -> Row:
         break
     found |= {digest} - {""}
     met = YES if len(found) == 1 and digest and not problem else NO
-    return (transport, failure.name, str(len(log.recoveries)), str(num_repeated), problem or "all", digest[:12] or "–", met)
+    return (
+        transport,
+        str(shared),
+        failure.name,
+        str(len(log.recoveries)),
+        str(num_repeated),
+        problem or "all",
+        digest[:12] or "–",
+        met,
+    )
 
 
 # MPS ends all its clients with this error if one dies while its kernels use host memory, as NCCL's do over sockets. Workers that

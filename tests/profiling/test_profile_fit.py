@@ -89,6 +89,13 @@ def test_a_lean_step_takes_both_of_its_computations_and_the_ops_behind_the_secon
     assert fit.medians() == {(0, F): 40, (0, B): 60, (1, F): 45, (1, B): 75}
 
 
+def test_a_lean_step_that_is_computed_again_before_any_op_takes_no_longer_while_its_worker_waits_for_the_verdict():
+    again = spans(f"{OPTIMIZER} 40 60", "1F0@0 90 165 205", "1B0@0 210 210 280", f"{REDUCE} 285 300", f"{OPTIMIZER} 305 330")
+    fit = fitted(1, {"W0_0": [FIRST, moved(FIRST, 300)], "W0_1": [LAST, moved(again, 300)]})
+    # The step ends 20 µs after the reduction. The worker waits until 340, and computes it again from then to 360.
+    assert fit.steps_us[Worker(0, 1)] == [20 + 20]
+
+
 def test_a_reduction_begins_when_its_last_peer_is_there():
     others = {name: [moved(own, 5)] for name, own in (("W1_0", FIRST), ("W1_1", LAST))}
     fit = fitted(2, {"W0_0": [FIRST], "W0_1": [LAST], **others})

@@ -68,6 +68,7 @@ class Run:
         watch=None,
         compare_every=10,
         restarts=0,
+        lean_steps=None,
     ):
         self.events = []
         wanted = problem(shape, techniques)
@@ -75,7 +76,8 @@ class Run:
         script = Script.of(injections, wanted.shape, steps)
         self.stages = stages = unhurried_stages(shape[1], pause_s)
         failures = FailureOptions(Planner(wanted), script, lease_s=lease_s, compare_every=compare_every, restarts=restarts)
-        options = TrainOptions(SEED, True, max_norm, checkpoint=CheckpointOptions(every), failures=failures)
+        checkpoint = CheckpointOptions(every)
+        options = TrainOptions(SEED, True, max_norm, lean_steps=lean_steps, checkpoint=checkpoint, failures=failures)
         job = Job(recycle.solve(wanted, "greedy"), stages, Numbers(), loss, adamw, steps, out=out, options=options)
 
         def observe(event):

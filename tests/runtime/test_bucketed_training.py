@@ -8,8 +8,8 @@ import recycle
 from recycle.core.events.failure_script import Action, Injection, Script
 from recycle.core.events.record import Recovered
 from recycle.planner.live_planner import Planner
-from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.compute.gradients import make_sums
+from recycle.runtime.execute.buckets import make_buckets
 from tests.runtime.jobs import LEASE_S, WIDTH, Numbers, greedy_plan, loss
 from tests.runtime.reference_executor import ReferenceExecutor
 

@@ -22,11 +22,15 @@ pytestmark = pytest.mark.timeout(240)
 CLIPPING = 0.5
 
 
-@pytest.mark.parametrize(("techniques", "max_norm"), [(ALL, CLIPPING), pytest.param(SYNCHRONOUS, None, marks=pytest.mark.slow)])
-def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techniques, max_norm):
+@pytest.mark.parametrize(
+    ("techniques", "max_norm", "lean_steps"),
+    [(ALL, CLIPPING, False), (ALL, CLIPPING, True), pytest.param(SYNCHRONOUS, None, False, marks=pytest.mark.slow)],
+)
+def test_kills_at_any_op_in_the_reduction_and_between_steps_change_nothing(techniques, max_norm, lean_steps):
     shape = (5, 2, 2)
     lines = ("W0_0@2:first", "W1_1@3", "W2_0@4:last", "W3_1@5:reduce", "W4_0@6:step", "W0_1@7:step", "W1_0@8:reduce")
-    run = Run(shape, *(f"kill {line}" for line in lines), techniques=techniques, max_norm=max_norm)
+    options = {"techniques": techniques, "max_norm": max_norm, "lean_steps": lean_steps}
+    run = Run(shape, *(f"kill {line}" for line in lines), **options)
     weights, losses = undisturbed(shape, max_norm=max_norm)
     assert run.trained.weights_sha256 == weights
     assert list(run.trained.losses) == losses

@@ -68,7 +68,9 @@ class ProfileFit:
         for worker, own in runs.items():
             for before, after in pairwise(own.spans[first:]):
                 again_us = sum(span.end_us - span.start_us for span in _settling(after))
-                self.steps_us[worker].append(after[0].asked_us - _reduction(before).end_us + again_us)
+                # A worker that computes its step again before any op was free when the step had ended.
+                free_us = after[0].asked_us if after[0].is_op else before[-1].end_us
+                self.steps_us[worker].append(free_us - _reduction(before).end_us + again_us)
             op_runs = [op_run for each in own.spans[first:] for op_run in _op_runs(each)]
             self.ops.append([self._timed(op, run, concurrency) for op, run in op_runs])
 

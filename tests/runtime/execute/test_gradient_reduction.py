@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute import gradient_reduction
+from recycle.runtime.execute.buckets import make_buckets
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
 from tests.runtime.jobs import Explodes, Numbers, adamw, greedy_plan, loss, small_stages, tied_stages

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
 from recycle.runtime.boundary.boundary_spec import TensorSpec
-from recycle.runtime.compute.buckets import make_buckets
 from recycle.runtime.execute import gradient_reduction
+from recycle.runtime.execute.buckets import make_buckets
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
 from recycle.runtime.transport.gloo_groups import GlooGroups

@@ -12,6 +12,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from recycle.runtime.compute.streams import beside_ops
+
 _EXACT_BITS = 40
 _ALIGNMENT = 256  # bytes, as of every tensor on a GPU
 
@@ -65,7 +67,7 @@ class Sums(ABC):
         """The mean gradient of every parameter over so many micro-batches; None for a parameter without any contribution.
 
         Parameters before number `first`, and from `end` on, have none. The means are new tensors: ask for a few parameters at a
-        time where memory is short.
+        time where memory is short. The sums are complete: no op in flight adds to them.
         """
         wanted = range(*slice(first, end).indices(len(self.parameters)))
         if not wanted:
@@ -74,7 +76,9 @@ class Sums(ABC):
         base = starts[wanted.start]
         mean = self._mean(self.flat[base : starts[wanted.stop]], num_microbatches)
         made: list[Tensor | None] = [None] * len(self.parameters)
-        for number, used in zip(wanted, self.used[wanted.start : wanted.stop].tolist(), strict=True):
+        with beside_ops(self.flat.device, "sums"):
+            marks = self.used[wanted.start : wanted.stop].tolist()
+        for number, used in zip(wanted, marks, strict=True):
             if used:
                 of, start = self.parameters[number], starts[number] - base
                 made[number] = mean[start : start + of.numel()].view(of.shape).to(of.dtype)

@@ -219,11 +219,13 @@ class Stepper:
             self._keep(numbers)
             parameters = [self._parameters[number] for number in numbers]
             before = _State.of(self.optimizer, parameters)
-            self._step(iteration, gradients(*part), 1.0)
             if self.is_lean:
-                before.restore(self.optimizer)
+                before.use_copies(self.optimizer)
+                self._step(iteration, gradients(*part), 1.0)
+                before.put_back(self.optimizer)
                 del before  # its copies would be held beside those of the next part
             else:
+                self._step(iteration, gradients(*part), 1.0)
                 self._states_before.append(before)
         copied = sum(tensor.nbytes for before in self._states_before for tensor in before.copies)
         self._most_copied_bytes = max(self._most_copied_bytes, copied)
@@ -311,9 +313,22 @@ class _State:
         _copy_all(tensors, copies)
         return _State(parameters, states, groups, tensors, copies)
 
+    def use_copies(self, optimizer: Optimizer) -> None:
+        """Let the optimizer change the copies, and not what it knows."""
+        copies = iter(self.copies)
+        for parameter, state in zip(self.parameters, self.states, strict=True):
+            if state is not None:
+                optimizer.state[parameter] = _with(state, copies)
+        for group, options in zip(optimizer.param_groups, self.groups, strict=True):
+            group.update(_with(options, copies))
+
     def restore(self, optimizer: Optimizer) -> None:
-        """Put everything back. `load_state_dict` would cast tensors to the precision of their parameter."""
+        """Undo what the optimizer has changed. `load_state_dict` would cast tensors to the precision of their parameter."""
         _copy_all(self.copies, self.tensors)
+        self.put_back(optimizer)
+
+    def put_back(self, optimizer: Optimizer) -> None:
+        """Let the optimizer know what it knew before: the same tensors and options."""
         for parameter, state in zip(self.parameters, self.states, strict=True):
             if state is None:
                 optimizer.state.pop(parameter, None)
@@ -340,6 +355,18 @@ def _same(value: Any, tensors: list[Tensor]) -> Any:
             return {key: _same(part, tensors) for key, part in value.items()}
         case list() | tuple():
             return type(value)(_same(part, tensors) for part in value)
+    return value
+
+
+def _with(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """A copy of `value` with the next of these tensors for each of its own, in the order of `_same`."""
+    match value:
+        case Tensor():
+            return next(tensors)
+        case dict():
+            return {key: _with(part, tensors) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(_with(part, tensors) for part in value)
     return value
 
 

@@ -6,10 +6,11 @@ from functools import partial
 
 from torch import Tensor
 
-from recycle.runtime.compute.buckets import make_buckets, play_last
 from recycle.runtime.compute.elastic_stage import ElasticStage
 from recycle.runtime.compute.stage import Play, Stage
+from recycle.runtime.compute.streams import beside_ops
 from recycle.runtime.compute.tied_parameters import Tie, gather, scatter
+from recycle.runtime.execute.buckets import make_buckets, play_last
 from recycle.runtime.execute.row_program import Instruction
 from recycle.runtime.execute.tied_parts import TiedPart, tied_parts
 from recycle.runtime.transport.reducer import Reducer, Reduction
@@ -21,7 +22,7 @@ class GradientReduction:
     The parameters of a tie are summed over the peers of the stage, and then the first peers' sums over all stages of the tie. An
     elastic stage has most of its parameters in ties: they are in no bucket, and are summed over all workers of the tie at once,
     in parts. Some parts come before the buckets, and begin while the row is played. The sums of the others may end later: these
-    are *late*, and only what uses them waits for them.
+    are *late*, and only what uses them waits for them. A sum that was waited for is there, on a GPU, too.
     """
 
     def __init__(
@@ -100,6 +101,11 @@ class GradientReduction:
         """How many late sums are still to be taken."""
         return len(self._begun_parts)
 
+    @property
+    def num_ready(self) -> int:
+        """How many of the late sums can be taken without waiting, in their order."""
+        return next((number for number, (_, reduction) in enumerate(self._begun_parts) if not reduction.is_done), self.num_late)
+
     def late_parameters(self) -> Sequence[Tensor]:
         """The parameters whose sums are late, in the order of their sums."""
         return [parameter for part, _ in self._begun_parts for parameter in part.parameters]
@@ -108,18 +114,22 @@ class GradientReduction:
         """How many of the late sums must be taken, or can be without waiting, before an instruction."""
         used = self._own_layers if instruction.layers is None else instruction.layers
         due = 0
-        for number, (part, reduction) in enumerate(self._begun_parts, 1):
+        for number, (part, _) in enumerate(self._begun_parts, 1):
             assert part.layers is not None, "an awaited part is not late"
-            if not part.layers.isdisjoint(used) or (due == number - 1 and reduction.is_done):
+            if not part.layers.isdisjoint(used):
                 due = number
-        return due
+        return max(due, self.num_ready)
 
     def finish_next(self) -> Sequence[Tensor]:
         """Wait for the sum that was begun first, write it back, and return its parameters."""
         part, reduction = self._begun_parts.popleft()
         self._reducer.wait(reduction)
-        scatter(reduction.tensor, self._sums, part.parameters)
+        self._write_back(reduction.tensor, part.parameters)
         return part.parameters
+
+    def _write_back(self, summed: Tensor, parameters: Sequence[Tensor]) -> None:
+        with beside_ops(summed.device, "sums"):
+            scatter(summed, self._sums, parameters)
 
     def _add_ties(self) -> None:
         """Sum over the stages of each tie what the peers of this stage have summed."""
@@ -128,4 +138,4 @@ class GradientReduction:
             if not self._is_first_peer:
                 gathered.zero_()  # all peers hold the sum of the stage: it counts once
             self._reducer.all_reduce(gathered, tie)
-            scatter(gathered, self._sums, tied)
+            self._write_back(gathered, tied)

@@ -16,6 +16,7 @@ from recycle.core.cluster import Shape
 from recycle.runtime.compute.optimizer_step import NORM_PARTS, Stepper, StepVerdict, judge_step, squares_of, sum_in_parts
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.stage_bytes import held_state_bytes
+from recycle.runtime.compute.streams import beside_ops
 from recycle.runtime.compute.tied_parameters import Tie, counted_elsewhere
 from recycle.runtime.execute.spans import Span
 
@@ -116,10 +117,14 @@ class StageState:
         return held.norm
 
     def _squares(self, first: int, end: int) -> list[float]:
-        """The squares of the gradients of some parameters, as far as they count in the norm of this stage."""
+        """The squares of the gradients of some parameters, as far as they count in the norm of this stage.
+
+        The sums are there. A GPU may still have ops of the next iteration to run: the vote need not wait for these.
+        """
         squares: list[float] = []
-        for part in self.stepper.parts(first, end):
-            squares += squares_of(mean for mean, counts in zip(self._means(*part), self._counts, strict=True) if counts)
+        with beside_ops(self.stage.device, "sums"):
+            for part in self.stepper.parts(first, end):
+                squares += squares_of(mean for mean, counts in zip(self._means(*part), self._counts, strict=True) if counts)
         return squares
 
     def _not_ahead(self) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ A stage that shares layers with others steps the layers first whose sums are the
 its sum is there, at the latest before an op uses it, and votes when it has all sums.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,8 @@ from recycle.runtime.transport.specs import GroupView
 
 # Every iteration holds the same activations: they are measured in the first ones, at no cost for the others.
 _METERED_ITERATIONS = 2
+# A worker that waits for one of two things looks for them so often.
+_LOOK_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,12 @@ class Trainer:
             spans: list[Span] = []
             self._spans, played = spans, 0
             if self._vote is not None or self._late is not None:
-                self.executor.play(iteration, 0, self._warm_up, spans, is_tentative=True, before=self._before)
+                played = self._num_tentative()
+                self.executor.play(iteration, 0, played, spans, is_tentative=True, before=self._before)
                 self._step_late(self._reduction.num_late)
                 ballot, self._pauses_next = self._end_vote()
-                played = self._warm_up
                 if not self._confirm(ballot, on_applied, spans):
+                    self.executor.play(iteration, played, self._warm_up, spans, is_tentative=True)  # others wait for its messages
                     self.executor.settle()
                     spans[:] = [replace(span, is_discarded=True) for span in spans]
                     self._discard_warm_up()
@@ -130,6 +134,25 @@ class Trainer:
             self._confirm(ballot, on_applied, self.state.held_spans)
         self._transport.messages.flush()
         return not (pauses_at_end and self._pauses_next)
+
+    def _num_tentative(self) -> int:
+        """How many ops to play before the verdict: the warm-up.
+
+        None if the verdict comes before the first message and a lean step is to be computed again: that is done while the worker
+        would wait, and not between its warm-up and its first backward pass, for which other stages wait.
+        """
+        first = self.executor.instructions[0].receives if self._warm_up else None
+        if first is None or not self.state.stepper.is_lean:
+            return self._warm_up
+        while not self._transport.messages.has_come(first):
+            self._step_late(self._reduction.num_ready)
+            if self._vote is not None and self._vote.work.has_ended:
+                return 0
+            if self.executor.activity.now.waits_for != str(first.sender):
+                self.executor.activity.wait_for(str(first.sender))
+            time.sleep(_LOOK_S)
+        self.executor.activity.go_on()
+        return self._warm_up
 
     def _read_meter(self) -> None:
         """Keep the peak of the stage's activations, and measure no more."""

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recycle.runtime.compute.streams import on_stream
 from recycle.runtime.compute.tied_parameters import Tie
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.specs import GroupView, TransportBroken, TransportSpec
-from recycle.runtime.transport.streams import on_stream
 
 Add = Callable[[Tensor, Tie | None], None]
 """Replaces a tensor by its sum over the live peers of the stage, or over the workers of a tie, in the current stream."""

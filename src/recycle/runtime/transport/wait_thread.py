@@ -6,6 +6,7 @@ operation ends at its timeout and no sooner, whatever is done to its group.
 """
 
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from queue import SimpleQueue
@@ -55,6 +56,11 @@ class WaitThread:
             case _End.OVER:
                 raise RuntimeError("the epoch is over")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` returns at once, or raises."""
+        return not self._ends.empty()
+
     def abort(self) -> None:
         """End the wait of the other thread, if it waits; it waits for nothing after that."""
         self._ends.put(_End.OVER)
@@ -64,14 +70,27 @@ class WaitThread:
         self._works.put(None)
 
 
-class GlooWork(NamedTuple):
+@dataclass(slots=True)
+class GlooWork:
     """An operation of gloo that was begun."""
 
     operation: Any
     thread: WaitThread
+    is_awaited: bool = False
 
     def wait(self, timeout: timedelta) -> None:
-        self.thread.wait(self.operation, timeout)
+        self._let_thread_wait(timeout)
+        self.thread.end()
+
+    def has_ended(self, timeout: timedelta) -> bool:
+        """Whether `wait` returns at once, or raises. From then on the thread waits for nothing else until `wait` is called."""
+        self._let_thread_wait(timeout)
+        return self.thread.has_ended
+
+    def _let_thread_wait(self, timeout: timedelta) -> None:
+        if not self.is_awaited:
+            self.is_awaited = True
+            self.thread.begin(self.operation, timeout)
 
 
 class GlooVote(NamedTuple):
@@ -82,3 +101,8 @@ class GlooVote(NamedTuple):
     def wait(self, timeout: timedelta) -> None:
         """Wait for the vote, whose thread has the deadline."""
         self.thread.end()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `wait` returns at once, or raises."""
+        return self.thread.has_ended

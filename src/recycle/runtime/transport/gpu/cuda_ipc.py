@@ -1,9 +1,10 @@
 """CudaIpcTransport: a transport between workers that share one GPU: tensors stay in its memory, gloo carries only notifications.
 
 Every worker opens its memory to the others by a CUDA IPC handle: an inbox with a slot for each message of an iteration, and a
-staging buffer for its own part of an all-reduce. A sender copies into the inbox, and then notifies the receiver over gloo; so
-waiting, failing and aborting are gloo's. Peers add up the staging buffers of all of them, each for itself and all in the same
-order, so that they get the same bits.
+staging buffer for what it adds to an all-reduce. A sender copies into the inbox, and then notifies the receiver over gloo; so
+waiting, failing and aborting are gloo's. Of several workers that sum, each adds up one part of all staging buffers, in the order
+of the workers, and takes the other parts from those who added them up. So all get the same bits, and however many they are, a
+worker reads and writes about as much.
 """
 
 import json
@@ -150,18 +151,27 @@ class CudaIpcTransport:
         staging = self._staging_for(tensor, tie)
         start = staging.num_sums % _NUM_STAGING_BUFFERS * tensor.nbytes
         staging.num_sums += 1
+        flat = tensor.view(-1)
+        shares = _shares(flat.numel(), len(staging.of_all), tensor.dtype)
 
-        def part(buffer: Tensor) -> Tensor:
-            return buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        def staged(number: int, share: slice) -> Tensor:
+            return staging.of_all[number][start : start + tensor.nbytes].view(tensor.dtype)[share]
 
+        mine = shares[staging.number]
         with self.reducer.writing(tensor):
-            part(staging.own).copy_(tensor)
-        self.reducer.meet(tie)  # the parts of all are there
-        first, *others = staging.of_all
+            staged(staging.number, slice(None)).copy_(flat)
+        self.reducer.meet(tie)  # what all add is there
         with self.reducer.writing(tensor):
-            tensor.copy_(part(first))
-            for other in others:
-                tensor.add_(part(other))
+            flat[mine].copy_(staged(0, mine))
+            for number in range(1, len(shares)):
+                flat[mine].add_(staged(number, mine))
+            # Nobody else reads this part of the buffer before it has the sum.
+            staged(staging.number, mine).copy_(flat[mine])
+        self.reducer.meet(tie)  # the sums of all are there
+        with self.reducer.writing(tensor):
+            for number, share in enumerate(shares):
+                if number != staging.number:
+                    flat[share].copy_(staged(number, share))
 
     def _staging_for(self, tensor: Tensor, tie: Tie | None) -> "_Staging":
         """The staging buffers of all workers of a group for sums of this size; made when they are first needed."""
@@ -178,7 +188,7 @@ class CudaIpcTransport:
             of_all = [
                 own if other == self._view.worker else self._memory.map(f"{other}/{group}/{size_bytes}") for other in members
             ]
-            self._staging[tie, size_bytes] = _Staging(own, of_all)
+            self._staging[tie, size_bytes] = _Staging(members.index(self._view.worker), of_all)
         return self._staging[tie, size_bytes]
 
     def abort(self) -> None:
@@ -196,11 +206,18 @@ class CudaIpcTransport:
 
 @dataclass(slots=True)
 class _Staging:
-    """A worker's own staging buffer for the sums of a group, and those of all its workers in order."""
+    """The staging buffers of a group for sums of one size, those of all its workers in order, and this worker's number."""
 
-    own: Tensor
+    number: int
     of_all: Sequence[Tensor]
     num_sums: int = 0
+
+
+def _shares(num: int, num_workers: int, dtype: torch.dtype) -> Sequence[slice]:
+    """The part of so many numbers that each worker adds up: about equal, and aligned."""
+    each = _ALIGNMENT // dtype.itemsize
+    share = -(-num // (num_workers * each)) * each
+    return [slice(min(num, first), min(num, first + share)) for first in range(0, num_workers * share, share)]
 
 
 class CudaIpcCarrier:

@@ -12,9 +12,8 @@ waits for announcements in host memory, where `abort` reaches it, and then until
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +22,13 @@ from torch import Tensor
 from recycle.control.drift.message_times import MessageStamp
 from recycle.core.cluster import Worker
 from recycle.core.op import Kind
+from recycle.runtime.compute.streams import on_stream
 from recycle.runtime.transport.gloo_groups import GlooGroups
 from recycle.runtime.transport.gpu.send_thread import SendThread
 from recycle.runtime.transport.links.stamped_body import clock_us
 from recycle.runtime.transport.message_queue import Posted
 from recycle.runtime.transport.reducer import Reducer
 from recycle.runtime.transport.specs import GroupView, TensorMessage, TransportBroken, TransportSpec
-from recycle.runtime.transport.streams import on_stream
 
 _ANNOUNCEMENTS = 2**29  # a tag that no message has
 # An announcement may be long in coming; the end of the epoch closes the connection, and with it the wait.
@@ -50,12 +49,16 @@ def wait_on_host(work: Any, device: torch.device, purpose: str) -> None:
 
 
 class _Wait(NamedTuple):
-    """What the training thread waits for: that `wait_for` returns within a time."""
+    """What the training thread waits for: the message with a number."""
 
-    wait_for: Callable[[timedelta], None]
+    carrier: "NcclCarrier"
+    number: int
 
     def wait(self, timeout: timedelta) -> None:
-        self.wait_for(timeout)
+        self.carrier.wait_until_received(self.number, timeout)
+
+    def has_ended(self, timeout: timedelta) -> bool:
+        return self.carrier.is_announced(self.number)
 
 
 class _Announced(NamedTuple):
@@ -109,9 +112,14 @@ class NcclCarrier:
 
     def post_receive(self, message: TensorMessage, round_: int) -> Posted:
         """Nothing is to be done: the receive is launched as soon as the message is announced."""
-        return Posted(_Wait(partial(self._wait_until_received, self._spec.tag(message, round_))), torch.empty(0))
+        return Posted(_Wait(self, self._spec.tag(message, round_)), torch.empty(0))
 
-    def _wait_until_received(self, number: int, timeout: timedelta) -> None:
+    def is_announced(self, number: int) -> bool:
+        """Whether the sender has begun to send a message, or nothing will come any more."""
+        with self._changed:
+            return bool(self._problem) or number in self._announced
+
+    def wait_until_received(self, number: int, timeout: timedelta) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._problem or number in self._announced, timeout.total_seconds())
             if number not in self._announced:

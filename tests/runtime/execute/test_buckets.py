@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from recycle.runtime.compute.buckets import Bucket, complete_after, make_buckets, play_last
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.stage import Stage
+from recycle.runtime.execute.buckets import Bucket, complete_after, make_buckets, play_last
 
 SEED = 3
 
