@@ -15,7 +15,8 @@ from recycle.runtime.boundary.boundary_spec import BoundarySpec, TensorSpec
 from recycle.runtime.boundary.nests import tensors_in
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport
-from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage
+from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TransportBroken
+from tests.processes import wait_for
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
@@ -99,6 +100,26 @@ def test_messages_arrive_by_their_address_in_whatever_order_they_are_received(pa
 
     _, found = at_once(send, receive)
     assert found == [3, 1, 0, 2, 13, 11, 10, 12, 23, 21, 20, 22]
+
+
+def test_one_can_ask_whether_a_message_has_come_and_receive_it_then(pair):
+    first, last = (transport.messages for transport in pair)
+    assert [last.has_come(activation(chain)) for chain in (1, 1, 1)] == [False] * 3
+
+    def receive():
+        wait_for(lambda: last.has_come(activation(1)), 20)
+        return [float(last.receive(activation(chain))[0, 0]) for chain in (1, 0)]
+
+    _, found = at_once(lambda: [first.send(activation(chain), torch.full((2, 3), 5.0 + chain)) for chain in (0, 1)], receive)
+    assert found == [6, 5]
+
+
+def test_who_asks_for_a_message_learns_of_the_end_of_the_epoch_when_it_receives(pair):
+    assert not pair[1].messages.has_come(activation(0))
+    pair[1].abort()
+    wait_for(lambda: pair[1].messages.has_come(activation(0)), 20)
+    with pytest.raises(TransportBroken):
+        pair[1].messages.receive(activation(0))
 
 
 def test_a_tensor_is_kept_until_a_later_message_of_its_receiver_says_that_it_was_taken(pair):
