@@ -29,8 +29,8 @@ from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.setup import CPU_CORES, GPU_SLICES, Setup
 from recycle.profiling.plan_runner import PlanRun, PlanRunner
 from recycle.profiling.worker_pool import worker_pool
-from recycle.runtime.compute.buckets import BUCKET_BYTES, make_buckets
 from recycle.runtime.execute import executor, gradient_reduction
+from recycle.runtime.execute.buckets import BUCKET_BYTES, make_buckets
 from recycle.runtime.execute.span_clock import AHEAD, SpanClock
 from recycle.runtime.launch.configure import worker_spec
 from recycle.runtime.worker.epoch_setup import worker_program

@@ -91,10 +91,10 @@ def weights(effort: Effort) -> list[Section]:
         for transport in TRANSPORTS
     ]
     about = (
-        f"`recycle.train` with `is_exact=True`, {_shape(TWELVE)}, {TWELVE.layers} layers, none of which are shared by neighbouring "
-        f"stages, or {SHARED_LAYERS[-1]}, on one device: the weights after {NUM_STEPS} steps. A run "
-        "counts only if its failures happened. It is repeated if MPS failed: where processes share a GPU by MPS, the death of "
-        "one can end all. The target is that all have the same weights."
+        f"`recycle.train` with `is_exact=True`, {_shape(TWELVE)}, {TWELVE.layers} layers, of which neighbouring stages share "
+        f"none or {SHARED_LAYERS[-1]}, on one device: the weights after {NUM_STEPS} steps. A run counts only if its failures "
+        "happened. It is repeated if MPS failed: where processes share a GPU by MPS, the death of one can end all. The target is "
+        "that all have the same weights."
     )
     return [Section("weights", "The same weights over every transport", about, _WEIGHTS_HEADER, tuple(cases))]
 
