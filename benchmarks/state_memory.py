@@ -73,6 +73,8 @@ def _trained(width: int, sums: str, step: str, is_on_gpu: bool) -> tuple[float, 
     for iteration in range(NUM_ITERATIONS):
         for parameter in parameters:
             stage.sums.add([parameter], [torch.full_like(parameter, 1e-3)])
+        if is_on_gpu:
+            torch.cuda.synchronize()  # sums that are held are there
         state.hold(iteration, {}, [])
         ballot = Ballot(iteration, state.norm_squared())
         began = time.perf_counter()

@@ -1,5 +1,6 @@
 """A stage steps its own layers before the sums of its guests are there: the weights are those of a run that waits for all."""
 
+import time
 from collections import Counter
 from random import Random
 
@@ -15,9 +16,11 @@ from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.state_digests import digest
+from recycle.runtime.execute.executor import Executor
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
+from recycle.runtime.transport.message_queue import MessageQueue
 from tests.runtime.jobs import WIDTH, Explodes, Numbers, adamw, loss
 from tests.runtime.random_cuts import cut_at_random
 from tests.runtime.reference_executor import ReferenceExecutor
@@ -26,6 +29,8 @@ from tests.runtime.transport.worker_threads import train_in_threads
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(120)
 LAYERS, STEPS, SEED, SHARED = 9, 4, 5, 2
+# Between the norms of the first steps: some are clipped, some are not.
+CLIPPING = 0.02345
 
 
 class CountingAdamW(torch.optim.AdamW):
@@ -63,10 +68,10 @@ def num_ahead(monkeypatch) -> Counter[int]:
 
 CASES = {
     "exact": {},
-    "clipped": {"max_norm": 0.05},
+    "clipped": {"max_norm": CLIPPING},
     "a step that is skipped": {"samples": Explodes(2)},
     "computed again after the verdict": {"lean_steps": True},
-    "clipped after a lean step": {"lean_steps": True, "max_norm": 0.05},
+    "clipped after a lean step": {"lean_steps": True, "max_norm": CLIPPING},
     "a lean step that is skipped": {"lean_steps": True, "samples": Explodes(2)},
 }
 
@@ -85,6 +90,34 @@ def test_weights_are_those_of_the_reference(case, fail, seed, num_ahead):
         reference.iterate(step)
     assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
     assert {0, 1} <= set(num_ahead)  # and the last stage, where the one before it uses its layers longest
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": CLIPPING}, {"samples": Explodes(2)}], ids=["right", "clipped", "skipped"])
+@pytest.mark.parametrize(("fail", "seed"), [("", None), ("W1_1", 1)])
+def test_a_lean_step_may_get_its_verdict_before_the_first_message(options, fail, seed, monkeypatch):
+    passed_over, plain = [], Executor.pass_over
+
+    def counted(executor, first, stop):
+        passed_over.append(stop - first)
+        plain(executor, first, stop)
+
+    def late(queue, seconds, message):
+        time.sleep(seconds)  # every message comes after the verdict
+        return False
+
+    monkeypatch.setattr(Executor, "pass_over", counted)
+    monkeypatch.setattr(MessageQueue, "comes_within", late)
+    options = dict(options)
+    samples, plan = options.pop("samples", Numbers()), plan_of(fail, seed)
+    given = TrainOptions(SEED, True, lean_steps=True, **options)
+    found = train_in_threads(Job(plan, stages(), samples, loss, adamw, STEPS, options=given))
+    reference = ReferenceExecutor(
+        plan, elastic_stages(stages(), SHARED), samples, loss, adamw, seed=SEED, is_exact=True, **options
+    )
+    for step in range(STEPS):
+        reference.iterate(step)
+    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
+    assert any(passed_over) == (options != {} or isinstance(samples, Explodes))
 
 
 def test_an_optimizer_of_ones_own_steps_a_stage_as_a_whole(num_ahead):

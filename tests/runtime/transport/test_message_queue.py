@@ -16,7 +16,6 @@ from recycle.runtime.boundary.nests import tensors_in
 from recycle.runtime.transport.gloo import GlooTransport
 from recycle.runtime.transport.gpu.cuda_ipc import CudaIpcTransport
 from recycle.runtime.transport.specs import GroupView, MessageLink, TensorMessage, TransportBroken
-from tests.processes import wait_for
 from tests.runtime.transport.nccl_streams import Streams
 from tests.runtime.transport.worker_threads import at_once, rendezvous_of, transport_spec
 
@@ -104,10 +103,10 @@ def test_messages_arrive_by_their_address_in_whatever_order_they_are_received(pa
 
 def test_one_can_ask_whether_a_message_has_come_and_receive_it_then(pair):
     first, last = (transport.messages for transport in pair)
-    assert [last.has_come(activation(chain)) for chain in (1, 1, 1)] == [False] * 3
+    assert [last.comes_within(0.01, activation(1)) for _ in range(3)] == [False] * 3
 
     def receive():
-        wait_for(lambda: last.has_come(activation(1)), 20)
+        assert last.comes_within(20, activation(1))
         return [float(last.receive(activation(chain))[0, 0]) for chain in (1, 0)]
 
     _, found = at_once(lambda: [first.send(activation(chain), torch.full((2, 3), 5.0 + chain)) for chain in (0, 1)], receive)
@@ -115,9 +114,9 @@ def test_one_can_ask_whether_a_message_has_come_and_receive_it_then(pair):
 
 
 def test_who_asks_for_a_message_learns_of_the_end_of_the_epoch_when_it_receives(pair):
-    assert not pair[1].messages.has_come(activation(0))
+    assert not pair[1].messages.comes_within(0.01, activation(0))
     pair[1].abort()
-    wait_for(lambda: pair[1].messages.has_come(activation(0)), 20)
+    assert pair[1].messages.comes_within(20, activation(0))
     with pytest.raises(TransportBroken):
         pair[1].messages.receive(activation(0))
 

@@ -171,7 +171,8 @@ class ExactSums(Sums):
 
     def _mean(self, total: Tensor, num_microbatches: int) -> Tensor:
         """The mean; all of it is Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
-        fill = float("inf") if int(self.more) else 0.0
+        with beside_ops(self.flat.device, "sums"):
+            fill = float("inf") if int(self.more) else 0.0
         return total.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill)
 
 

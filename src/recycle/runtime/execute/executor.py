@@ -122,6 +122,14 @@ class Executor:
             self._messages.send(instruction.sends, made)
         self.after(index)
 
+    def pass_over(self, first: int, stop: int) -> None:
+        """Take the messages of these instructions, and send zeros: others wait for messages, and nobody will use these."""
+        for instruction in self.instructions[first:stop]:
+            if instruction.receives is not None:
+                self._messages.receive(instruction.receives)
+            if instruction.sends is not None:
+                self._messages.send(instruction.sends, self._messages.zeros(instruction.sends))
+
     def settle(self, most: int = 0) -> None:
         """Wait until the GPU has at most so many ops left."""
         if self.clock.oldest:

@@ -103,7 +103,8 @@ class GradientReduction:
 
     @property
     def num_ready(self) -> int:
-        """How many of the late sums can be taken without waiting, in their order."""
+        """How many of the late sums can be taken without waiting, in their order; raise if a sum has failed."""
+        self._reducer.refuse_broken()
         return next((number for number, (_, reduction) in enumerate(self._begun_parts) if not reduction.is_done), self.num_late)
 
     def late_parameters(self) -> Sequence[Tensor]:

@@ -84,7 +84,7 @@ class StageState:
             self.stepper.try_step(self.num_steps, self._means, first, end)
 
     def hold(self, iteration: int, losses: Mapping[int, float], spans: list[Span]) -> None:
-        """Hold the stage's sums as the gradient of an iteration, now that they are those of all peers."""
+        """Hold the stage's sums as the gradient of an iteration, now that they are those of all peers: also on a GPU."""
         assert self._unconfirmed is None, "a step is still to be confirmed"
         assert iteration == self.num_steps, f"iteration {iteration} is to be applied after {self.num_steps} steps"
         self._unconfirmed = _Unconfirmed(iteration, dict(losses), spans)

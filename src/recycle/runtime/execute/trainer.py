@@ -1,15 +1,15 @@
 """Trainer: the iterations of one worker in one epoch, with a step between them that may be taken back.
 
 A synchronous worker waits for the verdict on a step before it steps. A staggered worker steps at once with a guessed scale of 1,
-plays the warm-up of its next iteration, and then waits for the verdict. All workers get the same ballot, which also says whether
-a worker wants a pause. Staggered workers have begun the next iteration by then: they play it to its end, and pause after it, so
-that no op is redone. After a step that had to be scaled the next one probably must be, too: its scale is not guessed.
+plays the warm-up of its next iteration, and then waits for the verdict; that on a lean step may come before. All workers get the
+same ballot, which also says whether a worker wants a pause. Staggered workers have begun the next iteration by then: they play it
+to its end, and pause after it, so that no op is redone. After a step that had to be scaled the next one
+probably must be, too: its scale is not guessed.
 
 A stage that shares layers with others steps the layers first whose sums are there when its rows end. It steps each other one when
 its sum is there, at the latest before an op uses it, and votes when it has all sums.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,7 @@ from recycle.runtime.transport.specs import GroupView
 # Every iteration holds the same activations: they are measured in the first ones, at no cost for the others.
 _METERED_ITERATIONS = 2
 # A worker that waits for one of two things looks for them so often.
-_LOOK_S = 0.0002
+_LOOK_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Late:
     """An iteration of which some layers are still to be stepped, its losses, and its spans."""
 
     iteration: int
-    losses: Tensor | None
+    losses: Mapping[int, float]
     spans: list[Span]
 
 
@@ -111,7 +111,7 @@ class Trainer:
                 self._step_late(self._reduction.num_late)
                 ballot, self._pauses_next = self._end_vote()
                 if not self._confirm(ballot, on_applied, spans):
-                    self.executor.play(iteration, played, self._warm_up, spans, is_tentative=True)  # others wait for its messages
+                    self.executor.pass_over(played, self._warm_up)
                     self.executor.settle()
                     spans[:] = [replace(span, is_discarded=True) for span in spans]
                     self._discard_warm_up()
@@ -136,21 +136,20 @@ class Trainer:
         return not (pauses_at_end and self._pauses_next)
 
     def _num_tentative(self) -> int:
-        """How many ops to play before the verdict: the warm-up.
+        """Wait for what decides it, and return how many ops to play before the verdict: those of the warm-up, or 0.
 
-        None if the verdict comes before the first message and a lean step is to be computed again: that is done while the worker
-        would wait, and not between its warm-up and its first backward pass, for which other stages wait.
+        It is 0 if the verdict on a lean step is there before the first message. If the step was right, it is computed again while
+        the worker would wait, and not between its warm-up and its first backward pass, for which other stages wait.
         """
         first = self.executor.instructions[0].receives if self._warm_up else None
         if first is None or not self.state.stepper.is_lean:
             return self._warm_up
-        while not self._transport.messages.has_come(first):
+        while not self._transport.messages.comes_within(_LOOK_S, first):
             self._step_late(self._reduction.num_ready)
             if self._vote is not None and self._vote.work.has_ended:
                 return 0
             if self.executor.activity.now.waits_for != str(first.sender):
                 self.executor.activity.wait_for(str(first.sender))
-            time.sleep(_LOOK_S)
         self.executor.activity.go_on()
         return self._warm_up
 
@@ -165,8 +164,9 @@ class Trainer:
         start = now_us()
         self.executor.activity.begin(REDUCE)
         self.executor.on_progress(iteration, REDUCE)
-        losses = self._own_losses()
-        self._reduction.finish(losses)
+        summed = self._own_losses()
+        self._reduction.finish(summed)
+        losses = dict(enumerate(summed.tolist())) if summed is not None else {}  # now: no op is in flight
         is_guessed = self._is_staggered and not self._was_scaled and not self._pauses_next
         if self._reduction.num_late and is_guessed and self.state.can_step_ahead:
             spans.append(Span(REDUCE, start, now_us()))
@@ -175,7 +175,7 @@ class Trainer:
             return False
         while self._reduction.num_late:
             self._reduction.finish_next()
-        self.state.hold(iteration, _by_chain(losses), spans)
+        self.state.hold(iteration, losses, spans)
         self._spans = []  # from now on they belong to the gradient that is held
         spans.append(Span(REDUCE, start, now_us()))
         self._begin_vote(iteration)
@@ -207,7 +207,7 @@ class Trainer:
             if self._reduction.num_late:
                 self.state.step_ahead(parameters)
             else:
-                self.state.hold(late.iteration, _by_chain(late.losses), late.spans)
+                self.state.hold(late.iteration, late.losses, late.spans)
                 self._late = None
                 self._begin_vote(late.iteration)
                 self.state.guess()
@@ -265,7 +265,3 @@ class Trainer:
             if instruction.receives is not None and instruction.receives.is_of_warm_up:
                 self._transport.messages.receive(instruction.receives)
         self._transport.messages.round += 1
-
-
-def _by_chain(losses: Tensor | None) -> Mapping[int, float]:
-    return dict(enumerate(losses.tolist())) if losses is not None else {}

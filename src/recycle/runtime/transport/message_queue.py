@@ -88,11 +88,14 @@ class MessageQueue:
         if message not in self._posted:
             self._posted[message] = self._carrier.post_receive(message, self.round)
 
-    def has_come(self, message: TensorMessage) -> bool:
-        """Whether `receive` would not have to wait, or would raise. The next message to be received is to be this one."""
+    def comes_within(self, seconds: float, message: TensorMessage) -> bool:
+        """Wait for a message for so long at most; return whether it has come, or never will, which `receive` says.
+
+        The next message to be received is to be this one.
+        """
         self.post_receive(message)
-        has_ended: bool = self._posted[message].work.has_ended(self._spec.timeout)
-        return has_ended
+        is_here: bool = self._posted[message].work.ends_within(seconds, self._spec.timeout)
+        return is_here
 
     def receive(self, message: TensorMessage) -> Nest:
         """Return what was sent, or wait for it."""

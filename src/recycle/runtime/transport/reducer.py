@@ -47,7 +47,7 @@ class Reducer:
 
     def begin(self, tensor: Tensor, tie: Tie | None = None) -> Reduction:
         """Begin to replace the tensor by its sum, as soon as all is computed that the current stream has been given."""
-        self._refuse_broken()
+        self.refuse_broken()
         event = None
         if tensor.is_cuda:
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -66,13 +66,14 @@ class Reducer:
                 self._activity.wait_for(self._view.others_in_sum(reduction.tie) if self._is_meeting else "")
                 self._changed.wait()
         self._activity.go_on()
-        self._refuse_broken()
+        self.refuse_broken()
 
     def all_reduce(self, tensor: Tensor, tie: Tie | None = None) -> None:
         """Replace the tensor by its sum over the live peers of the stage, or over the live workers of all stages of a tie."""
         self.wait(self.begin(tensor, tie))
 
-    def _refuse_broken(self) -> None:
+    def refuse_broken(self) -> None:
+        """Raise if a sum has failed, or the epoch is over."""
         if self._problem is not None:  # a new one: that of the other thread would keep all frames that it passes
             kind = TransportBroken if isinstance(self._problem, TransportBroken) else RuntimeError
             raise kind(str(self._problem) or repr(self._problem))
@@ -102,7 +103,7 @@ class Reducer:
     def writing(self, tensor: Tensor) -> Iterator[None]:
         """Write a tensor inside the block, or what others will read, unless the epoch is over."""
         with self._writing:
-            self._refuse_broken()
+            self.refuse_broken()
             yield
             if tensor.is_cuda:
                 torch.cuda.current_stream(tensor.device).synchronize()
@@ -134,7 +135,7 @@ class Reducer:
                 if reduction.event is not None:
                     torch.cuda.set_device(reduction.tensor.device)
                     reduction.event.synchronize()
-                self._refuse_broken()
+                self.refuse_broken()
                 with on_stream(reduction.tensor.device, "reduce"):
                     self._add(reduction.tensor, reduction.tie)
                 with self._changed:

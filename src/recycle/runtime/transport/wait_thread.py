@@ -6,10 +6,11 @@ operation ends at its timeout and no sooner, whatever is done to its group.
 """
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 
@@ -24,7 +25,8 @@ class WaitThread:
     def __init__(self) -> None:
         self._works: SimpleQueue[tuple[Any, timedelta] | None] = SimpleQueue()
         self._ends: SimpleQueue[_End | RuntimeError] = SimpleQueue()
-        self._has_thread = False
+        self._end: _End | RuntimeError | None = None  # one that was seen, and not yet taken
+        self._has_thread = self._is_asked = False
 
     def _run(self) -> None:
         while (begun := self._works.get()) is not None:
@@ -42,7 +44,9 @@ class WaitThread:
         self.end()
 
     def begin(self, work: Any, timeout: timedelta) -> None:
-        """Let the thread wait for an operation; `end` is to be called once for each."""
+        """Let the thread wait for an operation; `end` is to be called once for each, before the next one begins."""
+        assert not self._is_asked, "the thread waits for another operation"
+        self._is_asked = True
         if not self._has_thread:  # not before: an epoch may end while its groups are made
             self._has_thread = True
             threading.Thread(target=self._run, name="transport wait", daemon=True).start()
@@ -50,16 +54,19 @@ class WaitThread:
 
     def end(self) -> None:
         """Wait until the thread has waited; raise as `wait` does."""
-        match self._ends.get():
+        end, self._end, self._is_asked = self._end or self._ends.get(), None, False
+        match end:
             case RuntimeError() as problem:
                 raise problem
             case _End.OVER:
                 raise RuntimeError("the epoch is over")
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether `end` returns at once, or raises."""
-        return not self._ends.empty()
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for so long at most; return whether `end` returns at once, or raises."""
+        if self._end is None:
+            with suppress(Empty):
+                self._end = self._ends.get(timeout=seconds)
+        return self._end is not None
 
     def abort(self) -> None:
         """End the wait of the other thread, if it waits; it waits for nothing after that."""
@@ -82,10 +89,13 @@ class GlooWork:
         self._let_thread_wait(timeout)
         self.thread.end()
 
-    def has_ended(self, timeout: timedelta) -> bool:
-        """Whether `wait` returns at once, or raises. From then on the thread waits for nothing else until `wait` is called."""
+    def ends_within(self, seconds: float, timeout: timedelta) -> bool:
+        """Wait for so long at most; return whether `wait` returns at once, or raises.
+
+        Until `wait` is called, the thread waits for nothing else. `timeout` begins with the first of these waits.
+        """
         self._let_thread_wait(timeout)
-        return self.thread.has_ended
+        return self.thread.ends_within(seconds)
 
     def _let_thread_wait(self, timeout: timedelta) -> None:
         if not self.is_awaited:
@@ -105,4 +115,4 @@ class GlooVote(NamedTuple):
     @property
     def has_ended(self) -> bool:
         """Whether `wait` returns at once, or raises."""
-        return self.thread.has_ended
+        return self.thread.ends_within(0)

@@ -12,7 +12,9 @@ waits for announcements in host memory, where `abort` reaches it, and then until
 """
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -48,17 +50,25 @@ def wait_on_host(work: Any, device: torch.device, purpose: str) -> None:
             done.synchronize()
 
 
-class _Wait(NamedTuple):
-    """What the training thread waits for: the message with a number."""
+@dataclass(slots=True)
+class _Wait:
+    """What the training thread waits for: the message with a number. The timeout begins when it first waits."""
 
     carrier: "NcclCarrier"
     number: int
+    end_s: float | None = None
 
     def wait(self, timeout: timedelta) -> None:
-        self.carrier.wait_until_received(self.number, timeout)
+        self.carrier.wait_until_received(self.number, timeout, self._left(timeout))
 
-    def has_ended(self, timeout: timedelta) -> bool:
-        return self.carrier.is_announced(self.number)
+    def ends_within(self, seconds: float, timeout: timedelta) -> bool:
+        """Wait for so long at most; return whether `wait` would return soon, or raise."""
+        return self._left(timeout) <= timedelta(0) or self.carrier.is_announced_within(seconds, self.number)
+
+    def _left(self, timeout: timedelta) -> timedelta:
+        now_s = time.monotonic()
+        self.end_s = now_s + timeout.total_seconds() if self.end_s is None else self.end_s
+        return timedelta(seconds=max(0.0, self.end_s - now_s))
 
 
 class _Announced(NamedTuple):
@@ -114,14 +124,15 @@ class NcclCarrier:
         """Nothing is to be done: the receive is launched as soon as the message is announced."""
         return Posted(_Wait(self, self._spec.tag(message, round_)), torch.empty(0))
 
-    def is_announced(self, number: int) -> bool:
-        """Whether the sender has begun to send a message, or nothing will come any more."""
+    def is_announced_within(self, seconds: float, number: int) -> bool:
+        """Wait for so long at most; return whether the sender has begun to send a message, or nothing will come any more."""
         with self._changed:
-            return bool(self._problem) or number in self._announced
+            return bool(self._changed.wait_for(lambda: self._problem or number in self._announced, seconds))
 
-    def wait_until_received(self, number: int, timeout: timedelta) -> None:
+    def wait_until_received(self, number: int, timeout: timedelta, left: timedelta) -> None:
+        """Wait for a message, of whose timeout so much is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._problem or number in self._announced, timeout.total_seconds())
+            self._changed.wait_for(lambda: self._problem or number in self._announced, left.total_seconds())
             if number not in self._announced:
                 raise RuntimeError(self._problem or f"nothing came for {timeout.total_seconds():.0f} s")
         work, body, _ = self._announced[number]
