@@ -73,9 +73,10 @@ def test_layers_move_at_every_recovery_and_no_weight_changes(shared: int) -> Non
     lines = ("kill W0_1@2", "kill W1_1@3:last", "kill W2_0@4:reduce", "rejoin W0_1@5", "kill W1_2@6:step")
     weights, recoveries = run(*lines, shared=shared)
     assert weights == undisturbed()
-    # On a busy machine the worker that comes back may do so in the recovery from the last kill.
+    # On a busy machine the worker that comes back may do so in the recovery from the last kill: then there are four recoveries,
+    # after two of which the stages may have the same layers.
     assert {name for each in recoveries if not each.joins for name in each.workers} >= {"W0_1", "W1_1", "W2_0", "W1_2"}
-    assert len({each.layers for each in recoveries}) > 3
+    assert len({each.layers for each in recoveries}) >= 3
 
 
 def test_checkpoints_after_a_move_are_resumed_with_the_stages_of_the_job(tmp_path: Path) -> None:
