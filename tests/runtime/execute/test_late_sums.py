@@ -66,6 +66,18 @@ def num_ahead(monkeypatch) -> Counter[int]:
     return found
 
 
+def assert_like_the_reference(
+    plan: Plan, samples: Numbers | None = None, lean_steps: bool = False, max_norm: float | None = None
+):
+    samples, options = samples or Numbers(), TrainOptions(SEED, True, max_norm, lean_steps=lean_steps)
+    found = train_in_threads(Job(plan, stages(), samples, loss, adamw, STEPS, options=options))
+    parts = elastic_stages(stages(), SHARED)
+    reference = ReferenceExecutor(plan, parts, samples, loss, adamw, seed=SEED, is_exact=True, max_norm=max_norm)
+    for step in range(STEPS):
+        reference.iterate(step)
+    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
+
+
 CASES = {
     "exact": {},
     "clipped": {"max_norm": CLIPPING},
@@ -79,16 +91,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("fail", "seed"), [("", None), ("W1_1", None), ("W0_0", 1), ("", 2), ("W1_2", 3)])
 def test_weights_are_those_of_the_reference(case, fail, seed, num_ahead):
-    options = dict(CASES[case])
-    samples, plan = options.pop("samples", Numbers()), plan_of(fail, seed)
-    found = train_in_threads(Job(plan, stages(), samples, loss, adamw, STEPS, options=TrainOptions(SEED, True, **options)))
-    options.pop("lean_steps", None)
-    reference = ReferenceExecutor(
-        plan, elastic_stages(stages(), SHARED), samples, loss, adamw, seed=SEED, is_exact=True, **options
-    )
-    for step in range(STEPS):
-        reference.iterate(step)
-    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
+    assert_like_the_reference(plan_of(fail, seed), **CASES[case])
     assert {0, 1} <= set(num_ahead)  # and the last stage, where the one before it uses its layers longest
 
 
@@ -107,17 +110,8 @@ def test_a_lean_step_may_get_its_verdict_before_the_first_message(options, fail,
 
     monkeypatch.setattr(Executor, "pass_over", counted)
     monkeypatch.setattr(MessageQueue, "comes_within", late)
-    options = dict(options)
-    samples, plan = options.pop("samples", Numbers()), plan_of(fail, seed)
-    given = TrainOptions(SEED, True, lean_steps=True, **options)
-    found = train_in_threads(Job(plan, stages(), samples, loss, adamw, STEPS, options=given))
-    reference = ReferenceExecutor(
-        plan, elastic_stages(stages(), SHARED), samples, loss, adamw, seed=SEED, is_exact=True, **options
-    )
-    for step in range(STEPS):
-        reference.iterate(step)
-    assert found == [digest(reference.workers[row.worker].stage.module) for row in plan.rows]
-    assert any(passed_over) == (options != {} or isinstance(samples, Explodes))
+    assert_like_the_reference(plan_of(fail, seed), lean_steps=True, **options)
+    assert any(passed_over) == bool(options)  # if the step was wrong
 
 
 def test_an_optimizer_of_ones_own_steps_a_stage_as_a_whole(num_ahead):

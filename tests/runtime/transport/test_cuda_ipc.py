@@ -128,9 +128,8 @@ class MemoryOfOne(HostMemory):
 def test_workers_get_the_sums_in_their_order_of_tensors_of_several_sizes_one_after_the_other(num_workers):
     workers, opened = [Worker(pipeline, 1) for pipeline in range(num_workers)], {}
     sizes = [20_000, 30_001, 20_000, 5, 20_000, 30_001, 30_001]  # the buffers of a size are used again and again
-    given = [
-        [torch.randn(size, generator=torch.Generator().manual_seed(worker + 9 * size)) for size in sizes] for worker in range(5)
-    ]
+    generator = torch.Generator().manual_seed(3)  # no two tensors are alike: what is left in a buffer would be seen
+    given = [[torch.randn(size, generator=generator) for size in sizes] for _ in workers]
 
     def run(worker, store):
         view = GroupView(worker, workers, epoch=1)

@@ -76,7 +76,7 @@ class Sums(ABC):
         base = starts[wanted.start]
         mean = self._mean(self.flat[base : starts[wanted.stop]], num_microbatches)
         made: list[Tensor | None] = [None] * len(self.parameters)
-        with beside_ops(self.flat.device, "sums"):
+        with beside_ops(self.flat.device):
             marks = self.used[wanted.start : wanted.stop].tolist()
         for number, used in zip(wanted, marks, strict=True):
             if used:
@@ -171,7 +171,7 @@ class ExactSums(Sums):
 
     def _mean(self, total: Tensor, num_microbatches: int) -> Tensor:
         """The mean; all of it is Inf if a contribution did not fit, so that the step is skipped as for any overflow."""
-        with beside_ops(self.flat.device, "sums"):
+        with beside_ops(self.flat.device):
             fill = float("inf") if int(self.more) else 0.0
         return total.to(torch.float64).mul_(1.0 / (self._scale * num_microbatches)).add_(fill)
 

@@ -19,12 +19,12 @@ def on_stream(device: torch.device, purpose: str) -> AbstractContextManager[obje
 
 
 @contextmanager
-def beside_ops(device: torch.device, purpose: str) -> Iterator[None]:
+def beside_ops(device: torch.device) -> Iterator[None]:
     """On a GPU, do not wait for the ops that were launched before this block; what the block computes is there at its end.
 
     What it uses must be there already: none of the ops in flight may write it.
     """
-    with on_stream(device, purpose):
+    with on_stream(device, "beside ops"):
         yield
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

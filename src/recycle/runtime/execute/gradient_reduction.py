@@ -129,7 +129,7 @@ class GradientReduction:
         return part.parameters
 
     def _write_back(self, summed: Tensor, parameters: Sequence[Tensor]) -> None:
-        with beside_ops(summed.device, "sums"):
+        with beside_ops(summed.device):
             scatter(summed, self._sums, parameters)
 
     def _add_ties(self) -> None:

@@ -122,7 +122,7 @@ class StageState:
         The sums are there. A GPU may still have ops of the next iteration to run: the vote need not wait for these.
         """
         squares: list[float] = []
-        with beside_ops(self.stage.device, "sums"):
+        with beside_ops(self.stage.device):
             for part in self.stepper.parts(first, end):
                 squares += squares_of(mean for mean, counts in zip(self._means(*part), self._counts, strict=True) if counts)
         return squares

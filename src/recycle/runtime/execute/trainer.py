@@ -3,8 +3,8 @@
 A synchronous worker waits for the verdict on a step before it steps. A staggered worker steps at once with a guessed scale of 1,
 plays the warm-up of its next iteration, and then waits for the verdict; that on a lean step may come before. All workers get the
 same ballot, which also says whether a worker wants a pause. Staggered workers have begun the next iteration by then: they play it
-to its end, and pause after it, so that no op is redone. After a step that had to be scaled the next one
-probably must be, too: its scale is not guessed.
+to its end, and pause after it, so that no op is redone. After a step that had to be scaled the next one probably must be, too:
+its scale is not guessed.
 
 A stage that shares layers with others steps the layers first whose sums are there when its rows end. It steps each other one when
 its sum is there, at the latest before an op uses it, and votes when it has all sums.
@@ -34,7 +34,7 @@ from recycle.runtime.transport.specs import GroupView
 
 # Every iteration holds the same activations: they are measured in the first ones, at no cost for the others.
 _METERED_ITERATIONS = 2
-# A worker that waits for one of two things looks for them so often.
+# Who waits for a message or a verdict, whichever comes first, looks for the other one after so long.
 _LOOK_S = 0.0005
 
 
@@ -166,7 +166,7 @@ class Trainer:
         self.executor.on_progress(iteration, REDUCE)
         summed = self._own_losses()
         self._reduction.finish(summed)
-        losses = dict(enumerate(summed.tolist())) if summed is not None else {}  # now: no op is in flight
+        losses = dict(enumerate(summed.tolist())) if summed is not None else {}  # later it would wait for ops in flight
         is_guessed = self._is_staggered and not self._was_scaled and not self._pauses_next
         if self._reduction.num_late and is_guessed and self.state.can_step_ahead:
             spans.append(Span(REDUCE, start, now_us()))

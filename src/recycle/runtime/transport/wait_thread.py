@@ -38,11 +38,6 @@ class WaitThread:
                 self._ends.put(problem if isinstance(problem, RuntimeError) else RuntimeError(repr(problem)))
             del work, begun  # they own tensors
 
-    def wait(self, work: Any, timeout: timedelta) -> None:
-        """Wait for an operation; raise `RuntimeError` if it failed, timed out, or was aborted."""
-        self.begin(work, timeout)
-        self.end()
-
     def begin(self, work: Any, timeout: timedelta) -> None:
         """Let the thread wait for an operation; `end` is to be called once for each, before the next one begins."""
         assert not self._is_asked, "the thread waits for another operation"
@@ -53,7 +48,7 @@ class WaitThread:
         self._works.put((work, timeout))
 
     def end(self) -> None:
-        """Wait until the thread has waited; raise as `wait` does."""
+        """Wait until the thread has waited; raise `RuntimeError` if the operation failed, timed out, or was aborted."""
         end, self._end, self._is_asked = self._end or self._ends.get(), None, False
         match end:
             case RuntimeError() as problem:
