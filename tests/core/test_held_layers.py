@@ -39,6 +39,8 @@ def test_a_shared_layer_is_reduced_over_the_workers_of_both_stages() -> None:
     assert problem.reduce_us(0) == PROFILE.ring_us(300, 2) + PROFILE.ring_us(200, 4)
     held = problem.held_layers
     assert held is not None
+    assert held.sum_us([3]) == PROFILE.ring_us(100, 4)
+    assert held.sum_us([3, 4]) == PROFILE.ring_us(200, 4)
     assert held.finish_of_layer_us[3] == PROFILE.ring_us(100, 4) + 2
 
 

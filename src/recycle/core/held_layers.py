@@ -27,20 +27,22 @@ class HeldLayers:
         self.shared = tuple(layer for layer, stages in enumerate(holders) if len(stages) > 1)
         self.static_bytes = tuple(sums.total("static_bytes", held) for held in self.ranges)
         self.optimizer_us = tuple(sums.total("optimizer_us", held) for held in self.ranges)
-        peers = {stages: sum(num_live[stage] for stage in stages) for stages in set(holders)}
-
-        def reduce_us(layers: Sequence[int]) -> int:
-            size_bytes = sum(sums.total("gradient_bytes", range(layer, layer + 1)) for layer in layers)
-            return profile.ring_us(size_bytes, peers[holders[layers[0]]])
-
-        groups = [
-            {holders[layer]: [other for other in held if holders[other] == holders[layer]] for layer in held}
-            for held in self.ranges
-        ]
-        self.reduce_us = tuple(sum(map(reduce_us, group.values())) for group in groups)
+        self._profile = profile
+        self._num_peers = {stages: sum(num_live[stage] for stage in stages) for stages in set(holders)}
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for layer, stages in enumerate(holders):
+            groups.setdefault(stages, []).append(layer)
+        self.reduce_us = tuple(
+            sum(self.sum_us(layers) for stages, layers in groups.items() if stage in stages) for stage in inner
+        )
         self.finish_of_layer_us = {
-            layer: reduce_us([layer]) + sums.total("optimizer_us", range(layer, layer + 1)) for layer in self.shared
+            layer: self.sum_us([layer]) + sums.total("optimizer_us", range(layer, layer + 1)) for layer in self.shared
         }
+
+    def sum_us(self, layers: Sequence[int]) -> int:
+        """The time in which the holders of these layers, which are the same for all, sum their gradients in one go."""
+        size_bytes = sum(self.sums.total("gradient_bytes", range(layer, layer + 1)) for layer in layers)
+        return self._profile.ring_us(size_bytes, self._num_peers[self.holders[layers[0]]])
 
 
 def _refuse_misfit(profile: Profile, num_shared: int) -> None:

@@ -17,6 +17,7 @@ from recycle.runtime.compute.optimizer_step import Stepper
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.state_digests import digest
 from recycle.runtime.execute.executor import Executor
+from recycle.runtime.execute.gradient_reduction import GradientReduction
 from recycle.runtime.execute.stage_state import StageState
 from recycle.runtime.job import Job
 from recycle.runtime.options import TrainOptions
@@ -112,6 +113,27 @@ def test_a_lean_step_may_get_its_verdict_before_the_first_message(options, fail,
     monkeypatch.setattr(MessageQueue, "comes_within", late)
     assert_like_the_reference(plan_of(fail, seed), lean_steps=True, **options)
     assert any(passed_over) == bool(options)  # if the step was wrong
+
+
+@pytest.mark.parametrize("lean_steps", [False, True])
+def test_a_worker_that_waits_for_its_first_message_steps_what_is_summed(lean_steps, num_ahead, monkeypatch):
+    """Nobody goes backward before all have voted, and a worker votes when it has stepped all of its layers."""
+    left, plain = Counter[bool](), GradientReduction.num_due
+
+    def counted(reduction, instruction):
+        left[instruction.receives is not None and instruction.receives.made_at == 0] += reduction.num_late
+        return plain(reduction, instruction)
+
+    def late(queue, seconds, message):
+        time.sleep(0.05)  # every message comes after the sums
+        return False
+
+    monkeypatch.setattr(GradientReduction, "num_due", counted)
+    monkeypatch.setattr(MessageQueue, "comes_within", late)
+    assert_like_the_reference(plan_of("", None), lean_steps=lean_steps)
+    assert num_ahead[1]
+    assert left[False]
+    assert not left[True]
 
 
 def test_an_optimizer_of_ones_own_steps_a_stage_as_a_whole(num_ahead):

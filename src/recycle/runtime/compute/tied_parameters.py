@@ -77,5 +77,6 @@ def gather(sums: Sums, parameters: Sequence[Tensor]) -> Tensor:
 def scatter(gathered: Tensor, sums: Sums, parameters: Sequence[Tensor]) -> None:
     """Write back what `gather` has gathered."""
     parts = [part for parameter in parameters for part in sums.of(parameter)]
-    for part, value in zip(parts, torch.split(gathered, [part.numel() for part in parts]), strict=True):
-        part.copy_(value.view(part.shape))
+    values = torch.split(gathered, [part.numel() for part in parts])
+    # In one go, because there are many small ones.
+    torch._foreach_copy_(parts, [value.view(part.shape) for part, value in zip(parts, values, strict=True)])

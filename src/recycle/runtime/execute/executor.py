@@ -93,8 +93,7 @@ class Executor:
         While the weights are tentative, an op may fail because of them alone. The error is kept as `warm_up_error`, and from then
         on receivers get zeros: they wait for a message, and nobody will use it if the weights were wrong.
         """
-        for index in range(first, min(first + _AHEAD, stop)):
-            self._post_receive(index)
+        self.post_receives(first, stop)
         for index in range(first, stop):
             if index + _AHEAD < stop:
                 self._post_receive(index + _AHEAD)
@@ -163,6 +162,11 @@ class Executor:
         self.stage.forget()
         self.losses.clear()
         self.warm_up_error = None
+
+    def post_receives(self, first: int, stop: int) -> None:
+        """Let the messages of the next few of these instructions arrive."""
+        for index in range(first, min(first + _AHEAD, stop)):
+            self._post_receive(index)
 
     def _post_receive(self, index: int) -> None:
         message = self.instructions[index].receives

@@ -10,6 +10,7 @@ A stage that shares layers with others steps the layers first whose sums are the
 its sum is there, at the latest before an op uses it, and votes when it has all sums.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,8 +35,9 @@ from recycle.runtime.transport.specs import GroupView
 
 # Every iteration holds the same activations: they are measured in the first ones, at no cost for the others.
 _METERED_ITERATIONS = 2
-# Who waits for a message or a verdict, whichever comes first, looks for the other one after so long.
-_LOOK_S = 0.0005
+# Who waits for a message looks for sums and verdicts each time when its wait is longer by an eighth: so it never looks much too
+# late, and long waits take no time from others.
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S, _LOOKS = 0.0005, 0.004, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Trainer:
             spans: list[Span] = []
             self._spans, played = spans, 0
             if self._vote is not None or self._late is not None:
-                played = self._num_tentative()
+                played = self._wait_for_first_message()
                 self.executor.play(iteration, 0, played, spans, is_tentative=True, before=self._before)
                 self._step_late(self._reduction.num_late)
                 ballot, self._pauses_next = self._end_vote()
@@ -135,18 +137,24 @@ class Trainer:
         self._transport.messages.flush()
         return not (pauses_at_end and self._pauses_next)
 
-    def _num_tentative(self) -> int:
-        """Wait for what decides it, and return how many ops to play before the verdict: those of the warm-up, or 0.
+    def _wait_for_first_message(self) -> int:
+        """Wait for the first message, and return how many ops to play before the verdict: those of the warm-up, or 0.
 
-        It is 0 if the verdict on a lean step is there before the first message. If the step was right, it is computed again while
-        the worker would wait, and not between its warm-up and its first backward pass, for which other stages wait.
+        A worker that waits steps late layers as soon as their sums are there: other stages wait for its vote. It is 0 if the
+        verdict on a lean step is there before the first message. If the step was right, it is computed again while the worker
+        would wait, and not between its warm-up and its first backward pass, for which other stages wait.
         """
         first = self.executor.instructions[0].receives if self._warm_up else None
-        if first is None or not self.state.stepper.is_lean:
+        if first is None:
             return self._warm_up
-        while not self._transport.messages.comes_within(_LOOK_S, first):
+        self.executor.post_receives(0, self._warm_up)
+        is_lean, begun_s = self.state.stepper.is_lean, time.monotonic()
+        while is_lean or self._late is not None:
+            look_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, (time.monotonic() - begun_s) / _LOOKS))
+            if self._transport.messages.comes_within(look_s, first):
+                break
             self._step_late(self._reduction.num_ready)
-            if self._vote is not None and self._vote.work.has_ended:
+            if is_lean and self._vote is not None and self._vote.work.has_ended:
                 return 0
             if self.executor.activity.now.waits_for != str(first.sender):
                 self.executor.activity.wait_for(str(first.sender))
