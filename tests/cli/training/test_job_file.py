@@ -118,7 +118,7 @@ def test_a_job_keeps_what_no_key_changes(tmp_path: Path) -> None:
 def test_keys_that_are_given_change_the_job_and_no_others(tmp_path: Path) -> None:
     keys = """
     cluster = {pipelines = 3, lease = 7, restarts = 1}
-    training = {steps = 4, exact = false, max_norm = 2.0, precision = "bfloat16", sums = "float64"}
+    training = {steps = 4, exact = false, max_norm = 2.0, precision = "bfloat16", sums = "float64", lean_steps = "yes"}
     data = {samples = 1}
     checkpoint = {every = 3}
     """
@@ -133,6 +133,7 @@ def test_keys_that_are_given_change_the_job_and_no_others(tmp_path: Path) -> Non
         "torch.float64",
     )
     assert (options.failures.lease_s, options.failures.restarts, options.checkpoint.every) == (7.0, 1, 3)
+    assert (job.options.has_lean_steps, factory_of(write(tmp_path)).job(job.plan).options.lean_steps) == (True, None)
     assert (options.seed, options.failures.compare_every, options.checkpoint.keep) == (5, 10, 2)
 
 

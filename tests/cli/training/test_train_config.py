@@ -71,6 +71,7 @@ precision = "float32"
 activation_checkpointing = false
 compile = ""
 sums = "float32"
+lean_steps = "auto"
 device = "cpu"
 evaluate_every = 0
 patience = 0
@@ -135,6 +136,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
             precision=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
             sums="float32" if is_exact else draw(st.sampled_from(["float32", "float64", "bfloat16"])),
             device=draw(st.sampled_from(["cpu", "cuda"])),
+            lean_steps=draw(st.sampled_from(["auto", "yes", "no"])),
         ),
         CheckpointSection(draw(st.integers(0, 10**9)), draw(counts)),
         LogSection(draw(st.booleans()), draw(st.integers(30001, 65535))),
@@ -186,7 +188,15 @@ def test_a_flag_outranks_the_file_and_the_file_the_default(tmp_path: Path) -> No
 def test_every_key_has_a_short_and_a_dotted_flag(section: str, key: str) -> None:
     dashed = key.replace("_", "-")
     given = {"dead": "W0_0", "techniques": "none", "costs": "1,2,3", "optimizer": "sgd", "schedule": "linear"}
-    given |= {"precision": "bfloat16", "sums": "float64", "device": "cuda", "transport": "gloo", "memory": "4", "dropout": "0.5"}
+    given |= {
+        "precision": "bfloat16",
+        "sums": "float64",
+        "lean_steps": "no",
+        "device": "cuda",
+        "transport": "gloo",
+        "memory": "4",
+        "dropout": "0.5",
+    }
     given |= {"mean_time_between_failures": "30m", "time_limit": "30m"}
     extra = {"momentum": ["--optimizer", "sgd"]}.get(key, [])
     words = [] if (section, key) in SWITCHES else [given.get(key, "0.5" if key == "momentum" else "11")]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from recycle.cli.training.train_config import TrainConfig
 from recycle.core.errors import UserError
+from recycle.planner.shared_layers_choice import AUTO
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,7 @@ def job(config: TrainConfig) -> "Job":
         max_norm=training.max_norm or None,
         schedule=WarmUpThen(training.schedule, training.warmup, training.steps),
         sum_dtype=sum_dtype(training.sums),
+        lean_steps=LEAN_STEPS[training.lean_steps],
         autocast=autocast_dtype(training.precision),
         activation_checkpointing=training.activation_checkpointing,
         compile_backend=training.compile,
@@ -78,6 +80,9 @@ def _evaluation(config: TrainConfig) -> "EvaluationOptions":
         raise UserError("there is no text to evaluate the GPT on: name some with --evaluation-text")
     data = Text(config.model.context, text) if text else None
     return EvaluationOptions(data, config.training.evaluate_every, config.training.patience)
+
+
+LEAN_STEPS = {AUTO: None, "yes": True, "no": False}
 
 
 def sum_dtype(name: str) -> "torch.dtype":

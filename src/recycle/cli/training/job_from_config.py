@@ -167,6 +167,8 @@ def _options_of(given: Mapping[str, Any]) -> dict[str, Any]:
         found["time_limit_s"] = parse_duration_us(given["training.time_limit"]) / 1e6 if given["training.time_limit"] else None
     if "training.precision" in given:
         found["autocast"] = built_in_job.autocast_dtype(given["training.precision"])
+    if "training.lean_steps" in given:
+        found["lean_steps"] = built_in_job.LEAN_STEPS[given["training.lean_steps"]]
     if "training.sums" in given:
         found["sum_dtype"] = built_in_job.sum_dtype(given["training.sums"])
     return found

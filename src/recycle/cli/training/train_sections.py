@@ -220,6 +220,11 @@ class TrainingSection(_Section):
     )
     compile: str = _key("", _text("BACKEND"), "compile layers with torch.compile and this backend, such as inductor")
     sums: str = _key("float32", _one_of("float32", "float64", "bfloat16"), "what gradients are summed in")
+    lean_steps: str = _key(
+        AUTO,
+        _one_of(AUTO, "yes", "no"),
+        "compute a step that may be taken back twice, and copy no optimizer states: less memory, more work; auto is yes on a GPU",
+    )
     device: str = _key("cpu", _one_of("cpu", "cuda"), "what workers compute on")
     evaluate_every: int = _key(0, _COUNT_OR_NONE, "steps between two evaluations; 0 is only at the end, if there are data for it")
     patience: int = _key(0, _COUNT_OR_NONE, "stop after so many evaluations without a lower loss; 0 is never")
