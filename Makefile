@@ -75,6 +75,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/state_memory.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/slow_worker.py
+	$(BIN)/python benchmarks/cores.py
 	$(BIN)/python benchmarks/dashboard.py
 
 bench-gpu: $(READY)

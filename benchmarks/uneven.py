@@ -148,14 +148,15 @@ def _worst_load(work_us: list[int], layers: tuple[int, ...], is_v: bool) -> floa
 def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
     setup = race.setup
     with ExitStack() as stack:
-        stack.enter_context(hardware(setup))
+        choose_cores = stack.enter_context(hardware(setup))
         # In a process of its own, which has a slice of the GPU as workers have one, and ends with it.
         with ProcessPoolExecutor(1, get_context("spawn")) as other:
             contests = other.submit(make_contests, setup).result()
             boundaries = other.submit(boundaries_of, setup, contests[UNCUT]).result()
         trials: dict[str, list[Trial]] = {name: [] for name in contests}
         make_contender = partial(Contender, setup, boundaries)
-        pool = stack.enter_context(worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]))
+        preload = ["torch.distributed.pipelining"]
+        pool = stack.enter_context(worker_pool(list(setup.shape.workers()), make_contender, preload, choose_cores))
         numbers = count(1)
         begin_s = time.monotonic()
         for round_ in range(race.num_rounds):

@@ -23,7 +23,7 @@ from tests.warm_processes import WarmProcess
 
 pytestmark = pytest.mark.timeout(600)
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
-STEPS, NUM_WORKERS, NUM_LOST, LIMIT_S = 300, 4, 2, 240.0
+STEPS, NUM_WORKERS, NUM_LOST, LIMIT_S = 1000, 4, 2, 240.0
 MEMORY_BYTES = 80 << 20
 FILE = """
 import time

@@ -9,6 +9,7 @@ import pytest
 
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
+from recycle.profiling.machine import usable_cores
 from recycle.profiling.worker_pool import worker_pool
 from tests.processes import is_there
 
@@ -55,6 +56,30 @@ def test_all_answer_each_in_a_process_of_its_own_which_ends_with_the_pool():
         assert [met for _, _, _, met in second.values()] == [["0 was here", "1 was here", "2 was here"]] * 3
     assert not any(map(is_there, pids.values()))
     assert multiprocessing.active_children() == []
+
+
+class SaysCores:
+    def __init__(self, context):
+        self.context = context
+
+    def answer(self, request):
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
+        return {core for thread in threads for core in os.sched_getaffinity(thread)}
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+def test_each_worker_with_a_core_of_its_own_runs_there_with_all_of_its_threads():
+    one, other = usable_cores()[:2]
+    choices, asked = [[one, other], [other, one], []], []
+
+    def choose(num_workers):
+        asked.append(num_workers)
+        return choices.pop(0)
+
+    with worker_pool(WORKERS[:2], SaysCores, choose_cores=choose) as pool:
+        assert pool.ask(None) == {WORKERS[0]: {one}, WORKERS[1]: {other}}
+        assert pool.ask(None) == {WORKERS[0]: {other}, WORKERS[1]: {one}}
+    assert asked == [2, 2, 0]
 
 
 def ask(request, pids, make=Echo):

@@ -3,9 +3,12 @@
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
+
+_CORES = Path("/sys/devices/system/cpu")
 
 
 def machine_name(device: str) -> str:
@@ -18,6 +21,26 @@ def machine_name(device: str) -> str:
 def num_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def a_core_each(num_workers: int) -> Sequence[int]:
+    """A core for each of so many workers; none if there are fewer cores."""
+    return cores[:num_workers] if num_workers <= len(cores := usable_cores()) else []
+
+
+def usable_cores() -> Sequence[int]:
+    """The cores that this process may use: first one thread of each physical core, as far as the system knows which those are."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return sorted(cores, key=lambda core: (_number_among_threads(core), core))
+
+
+def _number_among_threads(core: int) -> int:
+    """Which thread of its physical core this is, from 0 on."""
+    with contextlib.suppress(OSError, ValueError):
+        text = (_CORES / f"cpu{core}" / "topology" / "thread_siblings_list").read_text(encoding="utf-8")
+        ranges = ([int(end) for end in part.split("-")] for part in text.strip().split(","))
+        return sorted(each for ends in ranges for each in range(ends[0], ends[-1] + 1)).index(core)
+    return 0
 
 
 def worker_memory_bytes(device: str, num_workers: int) -> int:

@@ -5,11 +5,12 @@ that is sent there, and answers one request after the other; an error in one of 
 """
 
 import gc
+import os
 import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -50,16 +51,26 @@ class PoolMember(Protocol):
 
 
 MakePoolMember = Callable[[MemberContext], PoolMember]
+ChooseCores = Callable[[int], Sequence[int]]
+"""From the number of workers to a core for each of them at this moment; to none if they run anywhere, or there are no workers."""
+
+
+def no_cores(num_workers: int) -> Sequence[int]:
+    """Workers run anywhere."""
+    return ()
 
 
 class WorkerPool:
     """The processes of a pool."""
 
-    def __init__(self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess]) -> None:
-        self._pipes, self._processes = pipes, processes
+    def __init__(
+        self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess], choose_cores: ChooseCores = no_cores
+    ) -> None:
+        self._pipes, self._processes, self._choose_cores = pipes, processes, choose_cores
 
     def ask(self, request: Any) -> dict[Worker, Any]:
         """Send a request to all members, and return the answer of each."""
+        self._pin()
         for worker, pipe in self._pipes.items():
             try:
                 pipe.send(request)
@@ -86,6 +97,13 @@ class WorkerPool:
             raise next((problem for problem in problems if TransportBroken.__name__ not in str(problem)), problems[0])
         return answers
 
+    def _pin(self) -> None:
+        """Let each process run on the core that is chosen for it, with all of its threads; later ones inherit that."""
+        for process, core in zip(self._processes.values(), self._choose_cores(len(self._processes)), strict=False):
+            for thread in _threads(process):
+                with suppress(OSError):  # it has ended meanwhile
+                    os.sched_setaffinity(thread, {core})
+
     def _received(self, worker: Worker, pipe: Connection) -> Any:
         try:
             problem, answer = pipe.recv()
@@ -101,8 +119,13 @@ class WorkerPool:
 
 
 @contextmanager
-def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = ()) -> Iterator[WorkerPool]:
-    """A pool of these workers; its processes have ended when the context is left."""
+def worker_pool(
+    workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = (), choose_cores: ChooseCores = no_cores
+) -> Iterator[WorkerPool]:
+    """A pool of these workers; its processes have ended when the context is left.
+
+    Before every request `choose_cores` says on which core each worker runs alone; if it names none, workers run anywhere.
+    """
     packed = pickled(make)
     pipes: dict[Worker, Connection] = {}
     processes: dict[Worker, BaseProcess] = {}
@@ -118,7 +141,7 @@ def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequen
                 process.start()
                 other.close()
                 processes[worker] = process
-        yield WorkerPool(pipes, processes)
+        yield WorkerPool(pipes, processes, choose_cores)
     finally:
         for started in processes.values():
             started.kill()  # a member has nothing to lose, and a GPU's slice is free again sooner
@@ -126,6 +149,14 @@ def worker_pool(workers: Sequence[Worker], make: MakePoolMember, preload: Sequen
             started.join()
         for pipe in pipes.values():
             pipe.close()
+        choose_cores(0)
+
+
+def _threads(process: BaseProcess) -> Sequence[int]:
+    try:
+        return list(map(int, os.listdir(f"/proc/{process.pid}/task")))
+    except OSError:  # it has ended: who asks it will see
+        return ()
 
 
 def _serve(packed: bytes, worker: Worker, workers: Sequence[Worker], port: int, pipe: Connection) -> None:

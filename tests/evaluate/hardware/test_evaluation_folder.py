@@ -1,16 +1,21 @@
 """The folder of a measurement: it has one setup, errors are plain, and nothing in it is measured twice."""
 
 import json
+import os
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from recycle.core.errors import FileProblem, UserError
+from recycle.evaluate.hardware import core_keepalive, evaluation_folder
 from recycle.evaluate.hardware.evaluation_folder import begin_evaluation, choose_setup, hardware, measure_part, read_setup
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import variants
+from recycle.profiling import machine
 from tests.evaluate.hardware.tiny_setup import TINY
 
 SIZE = MeasurementSize(1, 1, 1)
@@ -109,7 +114,26 @@ def test_slices_of_a_missing_gpu_are_refused():
         pytest.fail("there is no GPU")
 
 
-def test_cores_need_no_service(monkeypatch):
-    monkeypatch.setattr("recycle.evaluate.hardware.evaluation_folder.slices", lambda num: pytest.fail("cores have no slices"))
-    with hardware(TINY) as nothing:
-        assert nothing is None
+class FirstIsSlow:
+    """Keepers of cores of which the first is slow."""
+
+    def keep_awake(self, cores):
+        pass
+
+    def speeds(self, cores):
+        return {core: 1.0 if core else 0.5 for core in cores}
+
+
+@pytest.mark.parametrize("are_migrated", [False, True])
+@pytest.mark.parametrize("num_pipelines", [2, 100])
+def test_workers_have_a_core_each_where_there_are_as_many(are_migrated, num_pipelines, monkeypatch):
+    monkeypatch.setattr(evaluation_folder, "slices", lambda num: pytest.fail("cores have no slices"))
+    monkeypatch.setattr(evaluation_folder, "are_cores_migrated", lambda: are_migrated)
+    monkeypatch.setattr(core_keepalive, "keepers", lambda cores: nullcontext(FirstIsSlow()))
+    monkeypatch.setattr(machine, "_CORES", Path("/nowhere"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
+    setup = replace(TINY, pipelines=num_pipelines)
+    with hardware(setup) as choose_cores:
+        chosen = set(choose_cores(setup.num_workers))
+        assert len(chosen) == (setup.num_workers if num_pipelines == 2 else 0)
+        assert (0 in chosen) == (num_pipelines == 2 and not are_migrated)  # where cores are migrated, they are measured

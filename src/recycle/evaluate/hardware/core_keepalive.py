@@ -1,27 +1,59 @@
-"""Keepalive for the cores of a virtual machine: a process of the lowest priority keeps each core busy.
+"""Even cores for the workers of a measurement on a virtual machine: kept awake, and exchanged if they are slower than others.
 
 An idle virtual core sleeps, and when it wakes up its host may migrate it, often onto a busy physical core, until the host
 rebalances a second or two later. Workers that wait for each other many times in an iteration are then slower at random, by a
-quarter or by half. A core that never sleeps is migrated less. The keepalive process yields at once to any other process.
+quarter or by half. A core that never sleeps is migrated less. So a process of the lowest priority keeps each worker's core busy;
+it yields at once to any other process.
+
+Even so, two virtual cores may run on the two threads of one physical core, for seconds or minutes, each at about half its speed.
+The guest cannot see that, but it can measure it: while the workers wait, the same processes count how often they get around
+a loop. A slow core is exchanged for a spare one.
 """
 
-import os
+import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
+
+from recycle.profiling.machine import a_core_each, usable_cores
+from recycle.profiling.worker_pool import ChooseCores
+
+Measure = Callable[[Sequence[int]], Mapping[int, float]]
+"""The speeds of cores that are all busy."""
 
 _CPU_INFO, _QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
-# It ends when its parent ends, even if the parent is killed.
-_SPIN = """
-import os, sys
-parent, core = map(int, sys.argv[1:])
-os.sched_setaffinity(0, {core})
+_MEASURED_S, _ANSWER_S, _MOST_TRIES = 0.15, 60.0, 12
+SLOW = 0.75
+"""A core with less than this share of the highest speed is slow: two that share a physical core have about half of it each."""
+# The highest speed is that of so many measurements: a machine need not stay as fast as it was for a moment.
+_NUM_REMEMBERED = 50
+# It rests until it is told to spin, and ends when its parent ends, even if the parent is killed: its input ends then.
+_KEEPER = """
+import os, select, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while os.getppid() == parent:
-    for _ in range(10_000):
-        pass
+is_spinning = False
+while True:
+    if is_spinning and not select.select([0], [], [], 0)[0]:
+        for _ in range(10_000):
+            pass
+        continue
+    told = os.read(0, 4096).decode().splitlines()
+    if not told:
+        break
+    for word, _, seconds in (line.partition(' ') for line in told):
+        is_spinning = word != 'rest'
+        if word == 'measure':
+            count, begin = 0, time.perf_counter()
+            while (took := time.perf_counter() - begin) < float(seconds):
+                for _ in range(2_000):
+                    pass
+                count += 1
+            os.write(1, b'%g\\n' % (count / took))
 """
 
 
@@ -31,12 +63,111 @@ def are_cores_migrated() -> bool:
     return _CPU_INFO.exists() and " hypervisor" in _CPU_INFO.read_text(encoding="utf-8") and not has_quota
 
 
+class Keepers:
+    """A process on each core, which rests, or keeps the core awake."""
+
+    def __init__(self, pipes: Mapping[int, tuple[IO[bytes], IO[bytes]]]) -> None:
+        self._pipes = pipes
+
+    def _tell(self, core: int, what: str) -> None:
+        self._pipes[core][0].write(f"{what}\n".encode())
+
+    def keep_awake(self, cores: Sequence[int]) -> None:
+        """Keep these cores awake, and let the others sleep."""
+        for core in self._pipes:
+            self._tell(core, "spin" if core in cores else "rest")
+
+    def speeds(self, cores: Sequence[int], seconds: float = _MEASURED_S) -> dict[int, float]:
+        """The speeds of these cores, all busy at the same time, in rounds of a loop per second. The others sleep."""
+        self.keep_awake(cores)
+        for core in cores:
+            self._tell(core, f"measure {seconds}")
+        return {core: self._answer(core) for core in cores}
+
+    def _answer(self, core: int) -> float:
+        _, answers = self._pipes[core]
+        if not select.select([answers], [], [], _ANSWER_S)[0]:
+            raise TimeoutError(f"core {core} has not answered within {_ANSWER_S:g} s")
+        return float(answers.readline())
+
+
+class EvenCores:
+    """Chooses a core for each of `num` workers so that none is slow; the others are spare."""
+
+    def __init__(self, cores: Sequence[int], num: int, measure: Measure) -> None:
+        self._measure = measure
+        self.cores, self._spare = list(cores[:num]), deque(cores[num:])
+        # All chosen cores may be slow: the spare ones show how fast a core can be.
+        self._highest = deque([max(measure(self._spare).values())] if self._spare else [], _NUM_REMEMBERED)
+
+    def choose(self) -> Sequence[int]:
+        """Exchange slow cores for spare ones until none is slow, or for a while, and return the most even choice."""
+        best, chosen = 0.0, self.cores
+        for _ in range(_MOST_TRIES):
+            speeds = self._measure(self.cores)
+            self._highest.append(max(speeds.values()))
+            highest = max(self._highest)
+            if (evenness := min(speeds.values()) / highest) > best:
+                best, chosen = evenness, list(self.cores)
+            slow = [number for number, core in enumerate(self.cores) if speeds[core] < SLOW * highest]
+            if not slow or not self._spare:
+                break
+            for number in sorted(slow, key=lambda number: speeds[self.cores[number]])[: len(self._spare)]:
+                self._spare.append(self.cores[number])
+                self.cores[number] = self._spare.popleft()
+        every = [*self.cores, *self._spare]
+        self.cores, self._spare = list(chosen), deque(core for core in every if core not in chosen)
+        if best < SLOW:
+            print(f"cores are uneven: the slowest has {best:.0%} of the highest speed", file=sys.stderr)
+        return self.cores
+
+
 @contextmanager
-def cores_kept_awake() -> Iterator[None]:
-    """Run a keepalive process on every core that this process may use."""
+def keepers(cores: Sequence[int]) -> Iterator[Keepers]:
+    """A keeper on each of these cores; all rest at first."""
     with ExitStack() as stack:
-        for core in sorted(os.sched_getaffinity(0)):
-            command = [sys.executable, "-S", "-c", _SPIN, str(os.getpid()), str(core)]
-            spinner = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))  # quiet when interrupted
-            stack.callback(spinner.kill)
-        yield
+        pipes = {}
+        for core in cores:
+            command = [sys.executable, "-S", "-c", _KEEPER, str(core)]
+            piped = subprocess.PIPE  # unbuffered, so that nothing is left to be written to a keeper that has ended
+            # In a session of its own: an interrupt is for the parent, which ends it.
+            process = stack.enter_context(
+                subprocess.Popen(command, bufsize=0, stdin=piped, stdout=piped, stderr=subprocess.DEVNULL, start_new_session=True)
+            )
+            stack.callback(process.kill)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            pipes[core] = process.stdin, process.stdout
+        yield Keepers(pipes)
+
+
+@contextmanager
+def even_cores() -> Iterator[ChooseCores]:
+    """Cores that are kept awake, and a choice of one for each worker so that none is slow.
+
+    All of them are awake if there are fewer than workers, and before and after there are workers. If cores cannot be measured,
+    workers get the first ones.
+    """
+    cores = usable_cores()
+    with keepers(cores) as kept:
+        chosen: dict[int, EvenCores] = {}
+
+        def choose(num_workers: int) -> Sequence[int]:
+            if not 0 < num_workers <= len(cores):
+                kept.keep_awake(cores)
+                return ()
+            if num_workers not in chosen:
+                chosen[num_workers] = EvenCores(cores, num_workers, kept.speeds)
+            own = chosen[num_workers].choose()
+            kept.keep_awake(own)
+            return own
+
+        def choose_or_say(num_workers: int) -> Sequence[int]:
+            try:
+                return choose(num_workers)
+            except (OSError, ValueError) as problem:  # a keeper was not allowed to do its work, or has ended
+                print(f"the speeds of cores cannot be measured: {problem}", file=sys.stderr)
+                return a_core_each(num_workers)
+
+        choose_or_say(0)
+        yield choose_or_say

@@ -12,7 +12,7 @@ recoveries.json the duration of each recovery from a kill and of each rejoin
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,14 +20,16 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
+from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, even_cores
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.race import Trial, run_race
 from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
 from recycle.evaluate.hardware.variants import Variant
+from recycle.profiling.machine import a_core_each
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
+from recycle.profiling.worker_pool import ChooseCores, no_cores
 from recycle.runtime.options import refuse_absent_device
 
 SETUP, PROFILE = "setup.json", "profile.json"
@@ -77,28 +79,42 @@ def read_setup(folder: Path) -> Setup:
 
 
 @contextmanager
-def hardware(setup: Setup) -> Iterator[None]:
-    """Prepare the hardware of a setup for all parts: GPU slices, or cores that are kept awake.
+def hardware(setup: Setup) -> Iterator[ChooseCores]:
+    """Prepare the hardware of a setup for all parts: GPU slices, or a core for each worker where there are as many.
 
     Worker processes are forked from a server that must start inside this context, once.
     """
     refuse_absent_device(setup.device)
-    with slices(setup.num_workers) if setup.is_gpu else cores_kept_awake() if are_cores_migrated() else nullcontext():
-        yield
+    if setup.is_gpu:
+        with slices(setup.num_workers):
+            yield no_cores
+    elif are_cores_migrated():
+        with even_cores() as choose_cores:
+            yield choose_cores
+    else:
+        yield a_core_each
 
 
-def measure_part(part: str, folder: Path, setup: Setup, size: MeasurementSize, say: Say, variants: Sequence[Variant]) -> None:
+def measure_part(
+    part: str,
+    folder: Path,
+    setup: Setup,
+    size: MeasurementSize,
+    say: Say,
+    variants: Sequence[Variant],
+    choose_cores: ChooseCores = no_cores,
+) -> None:
     """Measure the part `profile`, `race` or `deaths`, or the rest of it; a part that is done is not measured again."""
     if part == "profile":
-        _measure_profile(folder, setup, say)
+        _measure_profile(folder, setup, say, choose_cores)
     elif part == "race":
-        _measure_variants(folder, setup, size, say, variants)
+        _measure_variants(folder, setup, size, say, variants, choose_cores)
     else:
         period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
         measure_recoveries(folder, setup, size.kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
 
 
-def _measure_profile(folder: Path, setup: Setup, say: Say) -> None:
+def _measure_profile(folder: Path, setup: Setup, say: Say, choose_cores: ChooseCores) -> None:
     if (folder / PROFILE).exists():
         return
     say(f"measuring the profile: {setup.num_workers} worker processes start and train until the medians of op times are stable")
@@ -107,16 +123,23 @@ def _measure_profile(folder: Path, setup: Setup, say: Say) -> None:
     def progress(number: int, change: float) -> None:
         say(f"round {number}: medians moved by {change:.1%}")
 
-    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated)
+    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated, choose_cores)
     if not found.is_stable:
         say(f"medians still moved by {found.median_change:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
 
 
-def _measure_variants(folder: Path, setup: Setup, size: MeasurementSize, say: Say, variants: Sequence[Variant]) -> None:
+def _measure_variants(
+    folder: Path,
+    setup: Setup,
+    size: MeasurementSize,
+    say: Say,
+    variants: Sequence[Variant],
+    choose_cores: ChooseCores,
+) -> None:
     def progress(trial: Trial, num_done: int, num_trials: int) -> None:
         took = f"{trial.iteration_us / 1e3:.1f} ms, last loss {trial.losses[-1]:.4f}"
         say(f"trial {num_done} of {num_trials}: {trial.variant} {took}")
 
     profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None
-    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile)
+    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile, choose_cores)

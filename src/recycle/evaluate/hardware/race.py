@@ -23,7 +23,7 @@ from recycle.evaluate.hardware.contenders import Contender, ContenderTurn, TurnR
 from recycle.evaluate.hardware.round_profiles import Rehearsal, round_path
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import Variant
-from recycle.profiling.worker_pool import WorkerPool, worker_pool
+from recycle.profiling.worker_pool import ChooseCores, WorkerPool, no_cores, worker_pool
 from recycle.runtime.execute.spans import Span
 
 WARM_UP = 2
@@ -59,6 +59,7 @@ def run_race(
     num_iterations: int,
     progress: Progress,
     profile: Profile | None = None,
+    choose_cores: ChooseCores = no_cores,
 ) -> None:
     """Run the turns that are missing of `num_rounds` rounds; with a profile, rehearse in each round."""
     plans = {one.name: _plan(folder, setup, one) for one in variants if not one.is_torch}
@@ -69,7 +70,8 @@ def run_race(
     boundaries = setup.job(next(iter(plans.values()))).boundaries()
     (folder / SPANS).mkdir(exist_ok=True)
     make_contender = partial(Contender, setup, boundaries)
-    with worker_pool(list(setup.shape.workers()), make_contender, ["torch.distributed.pipelining"]) as pool:
+    preload = ["torch.distributed.pipelining"]
+    with worker_pool(list(setup.shape.workers()), make_contender, preload, choose_cores) as pool:
         numbers = count(1)  # every turn has a transport of its own
         for number, todo in missing.items():
             rehearsal = None

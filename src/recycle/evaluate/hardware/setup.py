@@ -151,7 +151,8 @@ class Setup:
 
     def job(self, plan: Plan, steps: int = _ENDLESS, failures: FailureOptions = _NO_FAILURES) -> Job:
         """The training job, by a plan of any shape; if the plan knows its layers, its stages have as many."""
-        options = TrainOptions(SEED, device=self.device, failures=failures)
+        # A GPU has memory for copies of so small states, and no idle time in which a step could be computed again.
+        options = TrainOptions(SEED, device=self.device, failures=failures, lean_steps=False)
         modules = self.modules(layers=layers_of_stages(plan))
         return Job(plan, modules, self.text(), next_byte_loss, make_optimizer, steps, self.samples, options=options)
 
