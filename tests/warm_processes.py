@@ -5,12 +5,14 @@ fork server of the trainings that it starts is forked from it in turn, so that s
 """
 
 import atexit
+import faulthandler
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import util
@@ -20,6 +22,19 @@ from pathlib import Path
 from recycle.cli.main import main
 from recycle.host import process_pool
 from recycle.runtime.launch.forkserver import fork_context
+
+_STACKS, _STACKS_S = "stacks", 1.0
+
+
+class StillRunning(subprocess.TimeoutExpired):
+    """A process did not end in time; the message says where its threads are."""
+
+    def __init__(self, seconds: float, stacks: str) -> None:
+        super().__init__("a warm process", seconds)
+        self.stacks = stacks
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; its threads:\n{self.stacks}"
 
 
 def warm_context() -> ForkServerContext:
@@ -65,9 +80,16 @@ class WarmProcess:
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if self.poll() is None:
-            raise subprocess.TimeoutExpired("a warm process", timeout or 0)
+            raise StillRunning(timeout or 0, self._stacks())
         assert self.returncode is not None
         return self.returncode
+
+    def _stacks(self) -> str:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR2)
+            time.sleep(_STACKS_S)  # it may be stopped, and never answer
+        written = Path(self._printed.name, _STACKS)
+        return written.read_text(encoding="utf-8") if written.exists() else "unknown"
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, and return what was printed to both streams."""
@@ -101,6 +123,8 @@ def _run(
         os.close(opened)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)
+    stacks = open(os.path.join(printed, _STACKS), "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    faulthandler.register(signal.SIGUSR2, stacks)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -15,6 +15,7 @@ from recycle.core.events.record import Changed, Spell, Stepped, Suspected, Warne
 from recycle.core.events.record_file import read_record
 from recycle.core.plans.row_programs import warm_ups
 from recycle.report.record.run_columns import read_run_record
+from tests.processes import depends_on_load
 from tests.runtime.recovery_runs import ALL, STEPS, SYNCHRONOUS, Run, problem, undisturbed, unhurried_stages
 
 pytestmark = pytest.mark.timeout(240)
@@ -55,13 +56,15 @@ def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
 
 
 def test_a_worker_that_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_continues():
-    shape, lease_s = (3, 2, 2), 1.0
-    run = Run(shape, "hang W0_1@3+1500ms", lease_s=lease_s, pause_s=0.05, steps=20)
-    assert run.trained.weights_sha256 == undisturbed(shape, 20)[0]
+    # It hangs for much longer than its lease, because a coordinator that is itself late grants the time that it was late.
+    shape, lease_s, steps = (3, 2, 2), 1.0, 30
+    run = Run(shape, "hang W0_1@3+4s", lease_s=lease_s, pause_s=0.05, steps=steps)
+    assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
     (recovery,), (suspected,) = run.recoveries, run.of(Suspected)
     assert suspected.node == "W0_1"
     assert recovery.cause.startswith("silent for ")
-    assert lease_s * 0.5e6 < recovery.detect_us < lease_s * 1e6 + 2e6
+    with depends_on_load():
+        assert lease_s * 0.5e6 < recovery.detect_us < lease_s * 1e6 + 2e6
 
 
 def test_a_worker_that_is_far_behind_its_plan_or_fails_by_itself_is_replaced():

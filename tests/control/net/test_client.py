@@ -42,7 +42,7 @@ from tests.control.net.endpoint_harness import (
     closed_endpoint,
     num_open,
 )
-from tests.processes import wait_for
+from tests.processes import depends_on_load, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -90,7 +90,8 @@ def test_no_report_waits_for_a_coordinator_that_hangs_and_all_arrive_when_it_goe
     start_s = time.monotonic()
     for _ in range(40):
         fake.client.report({"much": "x" * 1_000_000})  # more than any buffer of the kernel takes
-    assert time.monotonic() - start_s < PATIENCE_S / 2
+    with depends_on_load():
+        assert time.monotonic() - start_s < PATIENCE_S / 2
     goes_on.set()
     harness.callbacks.wait_for(lambda: len(harness.callbacks.received) >= 40)
     assert fake.client.wait_until_acknowledged(PATIENCE_S)
@@ -163,7 +164,8 @@ def test_a_worker_renews_its_lease_before_it_is_over(harness: ServerHarness) -> 
     start_s = time.monotonic()
     fake.client.join(PATIENCE_S)
     harness.callbacks.wait_for(lambda: RenewLease(1, 5) in harness.callbacks.received)
-    assert time.monotonic() - start_s < LEASE_S
+    with depends_on_load():
+        assert time.monotonic() - start_s < LEASE_S
     assert harness.callbacks.received[:2] == [RenewLease(0, 5), RenewLease(1, 5)]
     fake.client.close()
 

@@ -13,6 +13,7 @@ from recycle.runtime.callbacks.callback_thread import CallbackThread
 from recycle.runtime.callbacks.deliveries import STEP, Cursor, Delivery
 from recycle.runtime.callbacks.protocol import Callback, Logger, RunStart, StepMetrics
 from recycle.runtime.coordinator.ledger.trained import Trained
+from tests.processes import depends_on_load
 
 pytestmark = pytest.mark.timeout(60)
 SECOND = 1_000_000
@@ -202,7 +203,8 @@ def test_a_callback_that_hangs_delays_neither_the_run_nor_for_long_its_end():
     for number in range(1, 1001):
         runner.on_event(step(number))
     runner.close(trained(1000))
-    assert time.monotonic() - start_s < 20
+    with depends_on_load():
+        assert time.monotonic() - start_s < 20
     assert len(other.calls) == 1002
     assert warnings == ["Hanging has not ended in time: about 1001 calls of it are missing"]
     hangs.set()

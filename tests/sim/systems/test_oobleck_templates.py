@@ -25,6 +25,7 @@ from recycle.sim.systems.oobleck.templates import (
     templates,
     tolerated_faults,
 )
+from tests.processes import depends_on_load
 
 LATENCIES = st.lists(st.integers(1, 12), min_size=1, max_size=9).map(tuple)
 
@@ -87,7 +88,8 @@ def test_all_templates_of_a_deep_model_are_cut_in_two_seconds():
     start = process_time()
     for num_stages in range(1, 65):
         cut_layers(latencies, num_stages)
-    assert process_time() - start < 2
+    with depends_on_load():
+        assert process_time() - start < 2
 
 
 def test_a_template_knows_its_slowest_stage_and_its_biggest():
@@ -253,4 +255,5 @@ def test_thousands_of_nodes_are_instantiated_in_a_second():
     start = process_time()
     found = given_.best(2048)
     assert sum(found) == 2048
-    assert process_time() - start < 1
+    with depends_on_load():
+        assert process_time() - start < 1
