@@ -8,12 +8,13 @@ TYPES_OF_BENCHMARKS := MYPYPATH=src:benchmarks $(BIN)/mypy benchmarks/*.py
 # Hundreds of processes start in the tests; without bytecode on disk each of them compiles our sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-properties check format bench bench-gpu chaos soak pictures docs clean help
+.PHONY: demo test test-engines test-slow test-properties check format bench bench-gpu chaos soak pictures docs clean help
 
 help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests: about fifteen minutes on two cores"
-	@echo "make test-slow   run the tests that make test leaves out"
+	@echo "make test-engines   run the tests with Slurm, Ray, Kubernetes pods, etcd, a browser and three machines, as far as they are installed"
+	@echo "make test-slow   run the tests that the others leave out: half an hour"
 	@echo "make test-properties   try all examples of properties; make test tries a part of them"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
@@ -22,22 +23,25 @@ help:
 	@echo "make pictures   draw the pictures of the documents anew"
 	@echo "make docs    build the site into build/site"
 
+# Bytecode of 200 packages, of which a command uses few, is not made here: Python makes it when it first imports a module.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ReCycle needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $(READY)
 
 demo: $(READY)
 	@rm -rf build/demo
 	@$(BIN)/recycle demo --dashboard 0 --allow-injection --out build/demo
 
+# Tests of engines start servers, and wait for them more than they compute. So three files of them run beside each other, by themselves.
+ENGINES := tests/integrations/test_slurm.py tests/integrations/test_ray.py tests/integrations/test_kubernetes_processes.py \
+	tests/chaos/test_three_machines.py $(wildcard tests/dashboard/test_browser*.py) tests/control/store/test_etcd_store.py \
+	tests/control/store/test_etcd_access.py tests/cli/machines/test_high_availability.py
+FUZZED := tests/control/net/test_man_in_the_middle.py
+IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal
+
 # The kernels of the planner and the assertions of tests are compiled once, beside the types, and not by every test process.
-# `make test-slow` runs the tests that are marked slow, `make test-properties` properties again with all of their examples.
-# Machines are tested in CI, and by `make chaos`: they take a minute. So do the engines, etcd and a browser, which are tested in CI.
-IN_PARALLEL := $(BIN)/pytest -n 4 --dist worksteal --ignore tests/test_layers.py --ignore tests/chaos/test_three_machines.py \
-	--ignore tests/integrations/test_slurm.py --ignore tests/integrations/test_ray.py --ignore tests/integrations/test_kubernetes_processes.py \
-	--ignore-glob 'tests/dashboard/test_browser*.py' --ignore tests/control/store/test_etcd_store.py --ignore tests/control/store/test_etcd_access.py --ignore tests/cli/machines/test_high_availability.py
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -45,11 +49,17 @@ test: $(READY)
 	$(BIN)/python -c 'import sys, tests.preload, pytest; sys.exit(pytest.main(["--collect-only", "-qq"]))' > /dev/null \
 	&& $(BIN)/pytest -qq tests/test_layers.py & \
 	($(BIN)/mypy && $(TYPES_OF_BENCHMARKS)) && wait $$!
-	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow"
+	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow" $(addprefix --ignore=,tests/test_layers.py $(ENGINES))
+
+test-engines: $(READY)
+	FUZZED_FRAMES=10000 ETCD_AWAY_S=30 $(BIN)/pytest -n 3 --dist loadfile -m "not slow" $(ENGINES) \
+		$(FUZZED)::test_fuzzed_frames_before_the_handshake_disturb_nobody \
+		$(FUZZED)::test_fuzzed_frames_of_a_member_close_its_own_connection_only
 
 test-slow: $(READY)
 	$(IN_PARALLEL) -m slow
 
+# All examples of the properties, of which `make test` tries a part.
 test-properties: $(READY)
 	$(IN_PARALLEL) -m hypothesis
 
@@ -88,7 +98,7 @@ soak: $(READY)
 chaos: $(READY)
 	$(BIN)/python -m tests.control.decide.schedules --num 1000000
 	$(BIN)/python -m tests.chaos.control_plane --num 1000000
-	FUZZED_FRAMES=10000 $(BIN)/pytest tests/control/net/test_man_in_the_middle.py -k fuzzed
+	FUZZED_FRAMES=10000 $(BIN)/pytest $(FUZZED) -k fuzzed
 	$(BIN)/python -m tests.chaos.kill_points
 	$(BIN)/python -m tests.chaos.external_faults --num 500
 	$(BIN)/python -m tests.chaos.machines

@@ -18,7 +18,10 @@ PAGES = {
 RUN_AS_AN_EXAMPLE = "docs/guides/own-model.md"
 
 # They train and plan for long. Other tests run the same commands, and other pages are quick.
-LONG = {f"docs/guides/{name}.md" for name in ("advise", "measure", "plan", "reports", "several-machines", "simulate")}
+LONG = {
+    *(f"docs/guides/{name}.md" for name in ("advise", "data", "measure", "plan", "reports", "several-machines", "simulate")),
+    *(f"docs/concepts/{name}.md" for name in ("cuts", "slow-workers")),
+}
 
 
 @pytest.mark.parametrize(

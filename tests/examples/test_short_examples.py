@@ -43,6 +43,7 @@ def test_a_convolutional_network_learns(tmp_path):
     assert [each["step"] for each in summary["evaluations"]] == [20, 40]
 
 
+@pytest.mark.slow
 def test_stages_that_pass_a_dict_learn(tmp_path):
     first, last = losses(run(EXAMPLES / "custom_model.py", folder=tmp_path))
     assert last < 0.7 * first

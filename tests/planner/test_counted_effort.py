@@ -31,7 +31,10 @@ def busy_machine() -> Iterator[None]:
             process.wait()
 
 
-@pytest.mark.parametrize(("problem", "method"), [(EXAMPLE, "auto"), (ADAPTIVE, "greedy"), (SMALL, "milp"), (CUTS, "greedy")])
+@pytest.mark.parametrize(
+    ("problem", "method"),
+    [(EXAMPLE, "auto"), pytest.param(ADAPTIVE, "greedy", marks=pytest.mark.slow), (SMALL, "milp"), (CUTS, "greedy")],
+)
 def test_the_same_plan_is_made_on_an_idle_and_on_a_busy_machine(problem: recycle.Problem, method: str) -> None:
     idle = recycle.solve(problem, method, effort=EFFORT).dumps()
     with busy_machine():

@@ -134,7 +134,7 @@ def in_processes(*lines, techniques=ALL, shared=0, **options):
     [
         ((), {}),
         (("kill W0_1@2", "kill W2_0@4:step"), {}),
-        (("kill W1_2@3",), {"shared": 2}),
+        pytest.param(("kill W1_2@3",), {"shared": 2}, marks=pytest.mark.slow),
         (("kill W1_1@2:reduce",), {"techniques": SYNCHRONOUS}),
     ],
 )

@@ -68,7 +68,7 @@ def run(
     return trained.weights_sha256, [event for event in events if isinstance(event, Recovered)]
 
 
-@pytest.mark.parametrize("shared", [0, 1])
+@pytest.mark.parametrize("shared", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_layers_move_at_every_recovery_and_no_weight_changes(shared: int) -> None:
     lines = ("kill W0_1@2", "kill W1_1@3:last", "kill W2_0@4:reduce", "rejoin W0_1@5", "kill W1_2@6:step")
     weights, recoveries = run(*lines, shared=shared)
@@ -91,7 +91,7 @@ def test_checkpoints_after_a_move_are_resumed_with_the_stages_of_the_job(tmp_pat
     assert recycle.load(fresh, tmp_path) == 6
 
 
-@pytest.mark.parametrize("killed", [("W1_0",), ("W2_2", "W0_0")])
+@pytest.mark.parametrize("killed", [("W1_0",), pytest.param(("W2_2", "W0_0"), marks=pytest.mark.slow)])
 def test_workers_that_are_killed_while_layers_move_are_survived(killed: tuple[str, ...]) -> None:
     weights, recoveries = run("kill W0_1@3", *(f"kill {worker}@1:transfer" for worker in killed), shared=1, seed=3)
     assert weights == undisturbed()
@@ -103,7 +103,8 @@ def test_layers_whose_holders_are_all_dead_come_back_from_a_checkpoint_of_other_
     lines = ("kill W0_0@3", *(f"kill W{pipeline}_1@6" for pipeline in range(3)))
     weights, recoveries = run(*lines, out=tmp_path, seed=1)
     assert weights == undisturbed()
-    assert min(each.iteration for each in recoveries[1:]) == 4  # of the checkpoint, and not the sixth
+    # Not the sixth, but that of a checkpoint: the last one, unless it was still being written.
+    assert min(each.iteration for each in recoveries[1:]) in (2, 4)
     assert recoveries[0].layers not in ((), (3, 3, 3))
 
 

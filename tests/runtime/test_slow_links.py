@@ -33,6 +33,7 @@ def test_a_slow_link_is_named_with_its_factor_and_since_when() -> None:
         assert {change.link for change in seen.of(LinkChanged)} == {LINK}
 
 
+@pytest.mark.slow
 def test_a_link_that_is_itself_again_is_named_again() -> None:
     """The delay is long, so that it stands out from the messages of a busy machine, and there is time to see its end."""
     seen = run(f"slow-link {LINK}@3-18+80ms", steps=50, follows=False)
@@ -42,6 +43,7 @@ def test_a_link_that_is_itself_again_is_named_again() -> None:
         assert changes[-1].speed == 1
 
 
+@pytest.mark.slow
 def test_neither_a_slow_worker_nor_a_busy_machine_is_taken_for_a_slow_link() -> None:
     seen = run(f"slow {SLOW}@3:x0.3", steps=40, follows=False)
     with depends_on_load():

@@ -163,6 +163,7 @@ def test_a_slow_worker_is_named_and_gets_less_to_do(tmp_path: Path, shared: int)
     assert bool(last_plan(tmp_path).cuts) == bool(shared)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_itself_again_gets_its_work_back(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3-9:x0.3", steps=40, out=tmp_path)
     fewest = min(seen.num_ops(SLOW, event.iteration) for event in seen.of(Stepped))
@@ -173,6 +174,7 @@ def test_a_worker_that_is_itself_again_gets_its_work_back(tmp_path: Path) -> Non
         assert seen.num_ops(SLOW, 39) > fewest
 
 
+@pytest.mark.slow
 def test_failures_of_a_slow_worker_and_of_others_are_answered_with_plans_for_the_speeds(tmp_path: Path) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", "kill W0_0@14", "kill W0_1@17", out=tmp_path)
     assert [event.workers for event in seen.of(Recovered) if event.workers] == [("W0_0",), ("W0_1",)]

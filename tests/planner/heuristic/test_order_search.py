@@ -1,5 +1,6 @@
 """Steps that change orders and cuts: every schedule stays legal, none gets worse, and the period is the one that rules count."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def test_the_same_steps_give_the_same_schedule() -> None:
     assert one.assignment.cuts == other.assignment.cuts
 
 
+@pytest.mark.slow
 def test_small_steps_find_what_list_scheduling_does_not() -> None:
     """With list scheduling alone the period is 239 µs, however much effort it gets."""
     problem = recycle.problem(3, 4, 6, costs="10,13,9", comm=1, fail="W1_2", memory=8, layers=16, shared_layers=2)

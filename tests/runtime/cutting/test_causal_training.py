@@ -76,7 +76,7 @@ def in_processes(name, plan, *kills, **given):
     return made, stages
 
 
-FAMILIES = [pytest.param(name, marks=[] if name in ("gpt2", "llama") else pytest.mark.slow) for name in FIVE]
+FAMILIES = [pytest.param(name, marks=[] if name == "gpt2" else pytest.mark.slow) for name in FIVE]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
