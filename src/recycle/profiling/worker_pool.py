@@ -11,6 +11,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -51,22 +52,59 @@ class PoolMember(Protocol):
 
 
 MakePoolMember = Callable[[MemberContext], PoolMember]
-ChooseCores = Callable[[int], Sequence[int]]
-"""From the number of workers to a core for each of them at this moment; to none if they run anywhere, or there are no workers."""
 
 
-def no_cores(num_workers: int) -> Sequence[int]:
-    """Workers run anywhere."""
-    return ()
+class CoreChoice(Protocol):
+    """The object that says on which core each worker runs."""
+
+    def choose(self, num_workers: int, /) -> Sequence[int]:
+        """A core for each of so many workers at this moment; none if they run anywhere, or there are no workers."""
+
+    def evenness(self) -> float | None:
+        """The speed of the slowest core that was chosen last, over the highest speed; None if speeds are not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnmeasuredCores:
+    """A choice of cores whose speeds are not measured."""
+
+    choose: Callable[[int], Sequence[int]]
+
+    def evenness(self) -> None:
+        """The speeds are not known."""
+
+
+ANY_CORE = UnmeasuredCores(lambda num_workers: ())
+"""Workers run anywhere."""
+EVEN = 0.75
+"""Cores are even if the slowest has this share of the highest speed: two on one physical core have about half of it each."""
+
+
+class EvenAnswers(NamedTuple):
+    """The answers to a request, and how even the cores of the workers were afterwards, None if that is not known."""
+
+    answers: dict[Worker, Any]
+    evenness: float | None
 
 
 class WorkerPool:
     """The processes of a pool."""
 
     def __init__(
-        self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess], choose_cores: ChooseCores = no_cores
+        self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess], cores: CoreChoice = ANY_CORE
     ) -> None:
-        self._pipes, self._processes, self._choose_cores = pipes, processes, choose_cores
+        self._pipes, self._processes, self._cores = pipes, processes, cores
+
+    def ask_evenly(self, requests: Iterator[Any]) -> EvenAnswers:
+        """Send the next request to all members, and one more if a core is slow afterwards: it may have been slow before, too.
+
+        Return the answers that came on the more even cores.
+        """
+        first = EvenAnswers(self.ask(next(requests)), self._cores.evenness())
+        if first.evenness is None or first.evenness >= EVEN:
+            return first
+        second = EvenAnswers(self.ask(next(requests)), self._cores.evenness())
+        return first if second.evenness is not None and second.evenness <= first.evenness else second
 
     def ask(self, request: Any) -> dict[Worker, Any]:
         """Send a request to all members, and return the answer of each."""
@@ -99,7 +137,7 @@ class WorkerPool:
 
     def _pin(self) -> None:
         """Let each process run on the core that is chosen for it, with all of its threads; later ones inherit that."""
-        for process, core in zip(self._processes.values(), self._choose_cores(len(self._processes)), strict=False):
+        for process, core in zip(self._processes.values(), self._cores.choose(len(self._processes)), strict=False):
             for thread in _threads(process):
                 with suppress(OSError):  # it has ended meanwhile
                     os.sched_setaffinity(thread, {core})
@@ -120,11 +158,11 @@ class WorkerPool:
 
 @contextmanager
 def worker_pool(
-    workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = (), choose_cores: ChooseCores = no_cores
+    workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = (), cores: CoreChoice = ANY_CORE
 ) -> Iterator[WorkerPool]:
     """A pool of these workers; its processes have ended when the context is left.
 
-    Before every request `choose_cores` says on which core each worker runs alone; if it names none, workers run anywhere.
+    Before every request `cores` says on which core each worker runs alone; if it names none, workers run anywhere.
     """
     packed = pickled(make)
     pipes: dict[Worker, Connection] = {}
@@ -141,7 +179,7 @@ def worker_pool(
                 process.start()
                 other.close()
                 processes[worker] = process
-        yield WorkerPool(pipes, processes, choose_cores)
+        yield WorkerPool(pipes, processes, cores)
     finally:
         for started in processes.values():
             started.kill()  # a member has nothing to lose, and a GPU's slice is free again sooner
@@ -149,7 +187,7 @@ def worker_pool(
             started.join()
         for pipe in pipes.values():
             pipe.close()
-        choose_cores(0)
+        cores.choose(0)
 
 
 def _threads(process: BaseProcess) -> Sequence[int]:

@@ -118,6 +118,17 @@ def test_a_core_that_shares_a_physical_one_is_exchanged():
     assert [core for core in again if core in first[4:]] == first[4:]  # workers that have good cores stay
 
 
+def test_cores_that_become_uneven_after_they_were_chosen_are_noticed():
+    machine = Machine()
+    chosen = EvenCores(range(10), 6, machine.speeds)
+    cores = chosen.choose()
+    assert chosen.evenness() == 1
+    machine.pairs = ((cores[0], cores[1]),)
+    assert chosen.evenness() == 0.5
+    machine.pairs = tuple(zip(cores[::2], cores[1::2], strict=True))  # all of them: only earlier speeds show that
+    assert chosen.evenness() == 0.5
+
+
 def test_even_cores_are_measured_once_and_stay():
     machine = Machine()
     chosen = EvenCores(range(16), 12, machine.speeds)
@@ -141,19 +152,25 @@ def test_without_spare_cores_there_is_nothing_to_exchange(capsys):
 def test_cores_that_cannot_be_measured_are_taken_as_they_are(monkeypatch, capfd):
     monkeypatch.setattr(core_keepalive, "_KEEPER", "raise SystemExit")
     num = len(os.sched_getaffinity(0))
-    with even_cores() as choose:
-        assert list(choose(num)) == list(usable_cores())
-        assert list(choose(num + 1)) == []
+    with even_cores() as measured:
+        assert list(measured.choose(num)) == list(usable_cores())
+        assert measured.evenness() is None
+        assert list(measured.choose(num + 1)) == []
     assert "the speeds of cores cannot be measured" in capfd.readouterr().err
 
 
 def test_workers_get_cores_that_are_awake_and_all_are_awake_without_workers():
     cores, before = usable_cores(), set(children(os.getpid()))
-    with even_cores() as choose:
+    with even_cores() as measured:
+        assert measured.evenness() is None
         pids = set(children(os.getpid())) - before
         assert wait_until(lambda: all(map(is_spinning, pids)))
-        assert sorted(choose(len(cores))) == sorted(cores)
-        assert list(choose(0)) == []
+        assert sorted(measured.choose(len(cores))) == sorted(cores)
+        evenness = measured.evenness()
+        assert evenness is not None
+        assert 0 < evenness <= 1
+        assert list(measured.choose(0)) == []
+        assert measured.evenness() is None
         assert all(map(grows, pids))
 
 

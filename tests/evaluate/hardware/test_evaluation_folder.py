@@ -133,7 +133,7 @@ def test_workers_have_a_core_each_where_there_are_as_many(are_migrated, num_pipe
     monkeypatch.setattr(machine, "_CORES", Path("/nowhere"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
     setup = replace(TINY, pipelines=num_pipelines)
-    with hardware(setup) as choose_cores:
-        chosen = set(choose_cores(setup.num_workers))
+    with hardware(setup) as cores:
+        chosen = set(cores.choose(setup.num_workers))
         assert len(chosen) == (setup.num_workers if num_pipelines == 2 else 0)
         assert (0 in chosen) == (num_pipelines == 2 and not are_migrated)  # where cores are migrated, they are measured

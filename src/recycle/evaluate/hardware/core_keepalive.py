@@ -7,7 +7,7 @@ it yields at once to any other process.
 
 Even so, two virtual cores may run on the two threads of one physical core, for seconds or minutes, each at about half its speed.
 The guest cannot see that, but it can measure it: while the workers wait, the same processes count how often they get around
-a loop. A slow core is exchanged for a spare one.
+a loop. A core that is slow before a turn is exchanged for a spare one; a turn after which one is slow is done once more.
 """
 
 import select
@@ -15,20 +15,18 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from recycle.profiling.machine import a_core_each, usable_cores
-from recycle.profiling.worker_pool import ChooseCores
+from recycle.profiling.worker_pool import EVEN
 
 Measure = Callable[[Sequence[int]], Mapping[int, float]]
 """The speeds of cores that are all busy."""
 
 _CPU_INFO, _QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
 _MEASURED_S, _ANSWER_S, _MOST_TRIES = 0.15, 60.0, 12
-SLOW = 0.75
-"""A core with less than this share of the highest speed is slow: two that share a physical core have about half of it each."""
 # The highest speed is that of so many measurements: a machine need not stay as fast as it was for a moment.
 _NUM_REMEMBERED = 50
 # It rests until it is told to spin, and ends when its parent ends, even if the parent is killed: its input ends then.
@@ -104,22 +102,63 @@ class EvenCores:
         """Exchange slow cores for spare ones until none is slow, or for a while, and return the most even choice."""
         best, chosen = 0.0, self.cores
         for _ in range(_MOST_TRIES):
-            speeds = self._measure(self.cores)
-            self._highest.append(max(speeds.values()))
-            highest = max(self._highest)
-            if (evenness := min(speeds.values()) / highest) > best:
+            shares = self._shares()
+            if (evenness := min(shares.values())) > best:
                 best, chosen = evenness, list(self.cores)
-            slow = [number for number, core in enumerate(self.cores) if speeds[core] < SLOW * highest]
+            slow = [number for number, core in enumerate(self.cores) if shares[core] < EVEN]
             if not slow or not self._spare:
                 break
-            for number in sorted(slow, key=lambda number: speeds[self.cores[number]])[: len(self._spare)]:
+            for number in sorted(slow, key=lambda number: shares[self.cores[number]])[: len(self._spare)]:
                 self._spare.append(self.cores[number])
                 self.cores[number] = self._spare.popleft()
         every = [*self.cores, *self._spare]
         self.cores, self._spare = list(chosen), deque(core for core in every if core not in chosen)
-        if best < SLOW:
+        if best < EVEN:
             print(f"cores are uneven: the slowest has {best:.0%} of the highest speed", file=sys.stderr)
         return self.cores
+
+    def evenness(self) -> float:
+        """The speed of the slowest of the chosen cores now, over the highest speed."""
+        return min(self._shares().values())
+
+    def _shares(self) -> dict[int, float]:
+        """The speeds of the chosen cores now, over the highest speed."""
+        speeds = self._measure(self.cores)
+        self._highest.append(max(speeds.values()))
+        highest = max(self._highest)
+        return {core: speed / highest for core, speed in speeds.items()}
+
+
+class MeasuredCores:
+    """A choice among cores that keepers measure, and keep awake: those of the workers, or all if there are none or too many."""
+
+    def __init__(self, kept: Keepers, cores: Sequence[int]) -> None:
+        self._kept, self._cores = kept, cores
+        self._choices: dict[int, EvenCores] = {}
+        self._choice: EvenCores | None = None
+
+    def choose(self, num_workers: int) -> Sequence[int]:
+        """A core for each worker so that none is slow; the first ones if they cannot be measured."""
+        self._choice = None
+        try:
+            if not 0 < num_workers <= len(self._cores):
+                self._kept.keep_awake(self._cores)
+                return ()
+            if num_workers not in self._choices:
+                self._choices[num_workers] = EvenCores(self._cores, num_workers, self._kept.speeds)
+            own = self._choices[num_workers].choose()
+            self._kept.keep_awake(own)
+            self._choice = self._choices[num_workers]
+            return own
+        except (OSError, ValueError) as problem:  # a keeper was not allowed to do its work, or has ended
+            print(f"the speeds of cores cannot be measured: {problem}", file=sys.stderr)
+            return a_core_each(num_workers)
+
+    def evenness(self) -> float | None:
+        """That of the cores that were chosen last; None if none were, or if they cannot be measured."""
+        with suppress(OSError, ValueError):
+            return None if self._choice is None else self._choice.evenness()
+        return None
 
 
 @contextmanager
@@ -142,32 +181,10 @@ def keepers(cores: Sequence[int]) -> Iterator[Keepers]:
 
 
 @contextmanager
-def even_cores() -> Iterator[ChooseCores]:
-    """Cores that are kept awake, and a choice of one for each worker so that none is slow.
-
-    All of them are awake if there are fewer than workers, and before and after there are workers. If cores cannot be measured,
-    workers get the first ones.
-    """
+def even_cores() -> Iterator[MeasuredCores]:
+    """The cores of this machine, measured and kept awake."""
     cores = usable_cores()
     with keepers(cores) as kept:
-        chosen: dict[int, EvenCores] = {}
-
-        def choose(num_workers: int) -> Sequence[int]:
-            if not 0 < num_workers <= len(cores):
-                kept.keep_awake(cores)
-                return ()
-            if num_workers not in chosen:
-                chosen[num_workers] = EvenCores(cores, num_workers, kept.speeds)
-            own = chosen[num_workers].choose()
-            kept.keep_awake(own)
-            return own
-
-        def choose_or_say(num_workers: int) -> Sequence[int]:
-            try:
-                return choose(num_workers)
-            except (OSError, ValueError) as problem:  # a keeper was not allowed to do its work, or has ended
-                print(f"the speeds of cores cannot be measured: {problem}", file=sys.stderr)
-                return a_core_each(num_workers)
-
-        choose_or_say(0)
-        yield choose_or_say
+        measured = MeasuredCores(kept, cores)
+        measured.choose(0)
+        yield measured

@@ -29,7 +29,7 @@ from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
 from recycle.evaluate.hardware.variants import Variant
 from recycle.profiling.machine import a_core_each
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
-from recycle.profiling.worker_pool import ChooseCores, no_cores
+from recycle.profiling.worker_pool import ANY_CORE, CoreChoice, UnmeasuredCores
 from recycle.runtime.options import refuse_absent_device
 
 SETUP, PROFILE = "setup.json", "profile.json"
@@ -79,7 +79,7 @@ def read_setup(folder: Path) -> Setup:
 
 
 @contextmanager
-def hardware(setup: Setup) -> Iterator[ChooseCores]:
+def hardware(setup: Setup) -> Iterator[CoreChoice]:
     """Prepare the hardware of a setup for all parts: GPU slices, or a core for each worker where there are as many.
 
     Worker processes are forked from a server that must start inside this context, once.
@@ -87,12 +87,12 @@ def hardware(setup: Setup) -> Iterator[ChooseCores]:
     refuse_absent_device(setup.device)
     if setup.is_gpu:
         with slices(setup.num_workers):
-            yield no_cores
+            yield ANY_CORE
     elif are_cores_migrated():
-        with even_cores() as choose_cores:
-            yield choose_cores
+        with even_cores() as cores:
+            yield cores
     else:
-        yield a_core_each
+        yield UnmeasuredCores(a_core_each)
 
 
 def measure_part(
@@ -102,19 +102,19 @@ def measure_part(
     size: MeasurementSize,
     say: Say,
     variants: Sequence[Variant],
-    choose_cores: ChooseCores = no_cores,
+    cores: CoreChoice = ANY_CORE,
 ) -> None:
     """Measure the part `profile`, `race` or `deaths`, or the rest of it; a part that is done is not measured again."""
     if part == "profile":
-        _measure_profile(folder, setup, say, choose_cores)
+        _measure_profile(folder, setup, say, cores)
     elif part == "race":
-        _measure_variants(folder, setup, size, say, variants, choose_cores)
+        _measure_variants(folder, setup, size, say, variants, cores)
     else:
         period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
         measure_recoveries(folder, setup, size.kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
 
 
-def _measure_profile(folder: Path, setup: Setup, say: Say, choose_cores: ChooseCores) -> None:
+def _measure_profile(folder: Path, setup: Setup, say: Say, cores: CoreChoice) -> None:
     if (folder / PROFILE).exists():
         return
     say(f"measuring the profile: {setup.num_workers} worker processes start and train until the medians of op times are stable")
@@ -123,7 +123,7 @@ def _measure_profile(folder: Path, setup: Setup, say: Say, choose_cores: ChooseC
     def progress(number: int, change: float) -> None:
         say(f"round {number}: medians moved by {change:.1%}")
 
-    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated, choose_cores)
+    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated, cores)
     if not found.is_stable:
         say(f"medians still moved by {found.median_change:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
@@ -135,11 +135,11 @@ def _measure_variants(
     size: MeasurementSize,
     say: Say,
     variants: Sequence[Variant],
-    choose_cores: ChooseCores,
+    cores: CoreChoice,
 ) -> None:
     def progress(trial: Trial, num_done: int, num_trials: int) -> None:
         took = f"{trial.iteration_us / 1e3:.1f} ms, last loss {trial.losses[-1]:.4f}"
         say(f"trial {num_done} of {num_trials}: {trial.variant} {took}")
 
     profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None
-    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile, choose_cores)
+    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile, cores)

@@ -44,6 +44,7 @@ from recycle.evaluate.results.cluster_tables import (
     times_table,
 )
 from recycle.evaluate.results.elastic_requirements import elastic_requirements, without_contention
+from recycle.profiling.worker_pool import EVEN
 from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
 from recycle.report.record.run_columns import read_run_record
@@ -60,12 +61,16 @@ _ROUNDING = {"cpu": 1e-4, "cuda": 2e-2}
 
 @dataclass(frozen=True, slots=True)
 class ClusterResults:
-    """The measurements of a cluster: by variant, with predictions, and by recovery."""
+    """The measurements of a cluster: by variant, with predictions, and by recovery.
+
+    `evenness` has the speed of the slowest core after each turn, over the highest speed, where it was measured.
+    """
 
     setup: Setup
     profile: Profile
     variants: Sequence[VariantResult]
     recoveries: Sequence[MeasuredRecovery]
+    evenness: Sequence[float] = ()
 
     @property
     def baseline(self) -> VariantResult:
@@ -110,7 +115,8 @@ def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> Clu
     if baseline_name(setup) not in {result.name for result in results}:
         (title,) = (variant.title for variant in variants if variant.name == baseline_name(setup))
         raise FileProblem(f"{folder} has no measurement of {title}, the baseline of all other variants: run the part race first")
-    return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder))
+    evenness = [trial.evenness for trial in trials if trial.evenness is not None]
+    return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder), evenness)
 
 
 def complete_rounds(trials: Sequence[Trial]) -> list[Trial]:
@@ -209,6 +215,8 @@ def _page(results: ClusterResults) -> Iterator[str]:
     yield "Iteration times are interquartile means over all rounds, beside the median and the quartiles. A share is the ratio of"
     yield "two throughputs; its 90 % bootstrap interval, by resampling rounds, is in brackets.\n"
     yield "Each round is predicted from a profile that the same processes measured in that round.\n"
+    if results.evenness:
+        yield f"{_about_cores(results.evenness)}\n"
     if setup.is_gpu:
         yield "All messages and reductions stay in the GPU's memory. torch's schedules use ReCycle's CUDA IPC transport for that,"
         yield "because gloo carries host memory only, and NCCL refuses two processes on one GPU.\n"
@@ -234,6 +242,15 @@ def _page(results: ClusterResults) -> Iterator[str]:
     if results.recoveries:
         yield f"## Kills and rejoins\n\n{markdown(times_table(_times_us(results.recoveries)))}\n"
         yield f"{_about_redone(results.recoveries, setup)}\n"
+
+
+def _about_cores(evenness: Sequence[float]) -> str:
+    num_uneven = sum(each < EVEN for each in evenness)
+    return (
+        f"Each worker had a core of its own. After a turn the slowest of these cores had {median(evenness):.0%} of the highest "
+        f"speed at the median, and {min(evenness):.0%} at worst. A turn with less than {EVEN:.0%} is done once more, and the "
+        f"better one counts: {num_uneven} of {len(evenness)} were below that both times."
+    )
 
 
 def _errors_text(errors: Sequence[float]) -> str:
@@ -273,10 +290,9 @@ def _times_us(recoveries: Sequence[MeasuredRecovery]) -> dict[str, list[int]]:
 
 
 def _timeline(folder: Path, variants: Sequence[Variant]) -> str | None:
-    """Draw a measured iteration of all techniques with a dead worker; None if its spans were not kept."""
-    variant = next(one for one in variants if one.name in (STAGGERED, CUT))
-    path = folder / SPANS / f"{variant.name}.json.gz"
-    if not path.exists():
+    """Draw a measured iteration of all techniques with a dead worker; None if it was not measured, or its spans were not kept."""
+    variant = next((one for one in variants if one.name in (STAGGERED, CUT)), None)
+    if variant is None or not (path := folder / SPANS / f"{variant.name}.json.gz").exists():
         return None
     plan = Plan.load(plan_path(folder, variant))
     rows: dict[str, list[list[list[Any]]]] = json.loads(gzip.decompress(path.read_bytes()))
