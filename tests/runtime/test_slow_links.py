@@ -69,6 +69,7 @@ def test_peers_exchange_their_places_and_messages_go_around_a_slow_link(tmp_path
     assert not seen.trained.dead
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_a_link_is_slow_is_replaced_around_it() -> None:
     seen = run(f"slow-link {LINK}@3+80ms", "kill W0_0@22", steps=30)
     (death,) = [event for event in seen.of(Recovered) if event.workers]

@@ -148,7 +148,7 @@ def named(events: Sequence[SpeedChanged], worker: str) -> list[SpeedChanged]:
     return [event for event in events if event.node == worker]
 
 
-@pytest.mark.parametrize("shared", [0, 1])
+@pytest.mark.parametrize("shared", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_slow_worker_is_named_and_gets_less_to_do(tmp_path: Path, shared: int) -> None:
     seen = run(f"slow {SLOW}@3:x0.3", shared=shared, out=tmp_path)
     first, last = named(seen.of(SpeedChanged), SLOW)[0], max(event.iteration for event in seen.of(Stepped))

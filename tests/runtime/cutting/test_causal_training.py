@@ -76,10 +76,8 @@ def in_processes(name, plan, *kills, **given):
     return made, stages
 
 
-FAMILIES = [pytest.param(name, marks=[] if name == "gpt2" else pytest.mark.slow) for name in FIVE]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIVE)
 def test_two_dead_workers_and_two_kills_on_the_way_change_nothing(name):
     shape = (3, 2, 2)
     made, _ = in_processes(name, greedy_plan(shape, TWO_DEAD), "W2_0@5", "W2_1@12", out=None)
