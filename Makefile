@@ -34,7 +34,7 @@ demo: $(READY)
 	@rm -rf build/demo
 	@$(BIN)/recycle demo --dashboard 0 --allow-injection --out build/demo
 
-# Tests of engines start servers, and wait for them more than they compute. So three files of them run beside each other, by themselves.
+# Tests of engines start servers, and wait for them more than they compute: three of these files run at a time, apart from other tests.
 ENGINES := tests/integrations/test_slurm.py tests/integrations/test_ray.py tests/integrations/test_kubernetes_processes.py \
 	tests/chaos/test_three_machines.py $(wildcard tests/dashboard/test_browser*.py) tests/control/store/test_etcd_store.py \
 	tests/control/store/test_etcd_access.py tests/cli/machines/test_high_availability.py
@@ -52,7 +52,7 @@ test: $(READY)
 	SHARE_OF_EXAMPLES=0.3 $(IN_PARALLEL) -m "not slow" $(addprefix --ignore=,tests/test_layers.py $(ENGINES))
 
 test-engines: $(READY)
-	FUZZED_FRAMES=10000 ETCD_AWAY_S=30 $(BIN)/pytest -n 3 --dist loadfile -m "not slow" $(ENGINES) \
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow" $(ENGINES) \
 		$(FUZZED)::test_fuzzed_frames_before_the_handshake_disturb_nobody \
 		$(FUZZED)::test_fuzzed_frames_of_a_member_close_its_own_connection_only
 

@@ -18,7 +18,7 @@ from sheet import UNJUDGED, Case, Row, Script, Section
 
 from recycle.evaluate.hardware.core_keepalive import EvenCores, keepers
 from recycle.profiling.machine import usable_cores
-from recycle.profiling.worker_pool import EVEN
+from recycle.profiling.worker_pool import LEAST_EVENNESS
 
 WORKERS = 12
 BUSY_S, WINDOW_S = 1.0, 0.5
@@ -62,7 +62,7 @@ def measure(num_turns: int) -> dict[str, Turns]:
 
 def by_choice(num_turns: int, name: str) -> Row:
     evenness = measure(num_turns)[name].evenness
-    num_slow = sum(each < EVEN for each in evenness)
+    num_slow = sum(each < LEAST_EVENNESS for each in evenness)
     return f"{name}", f"{median(evenness):.0%}", f"{min(evenness):.0%}", f"{num_slow} of {len(evenness)}", UNJUDGED
 
 
@@ -70,14 +70,14 @@ def by_core(num_turns: int, core: int) -> Row:
     speeds = [speed for turns in measure(num_turns).values() for speed in turns.of(core)]
     if not speeds:
         return str(core), "–", "–", "never busy", UNJUDGED
-    num_slow = sum(each < EVEN for each in speeds)
+    num_slow = sum(each < LEAST_EVENNESS for each in speeds)
     return str(core), f"{median(speeds):.0%}", f"{min(speeds):.0%}", f"{num_slow} of {len(speeds)}", UNJUDGED
 
 
 def sections(name: str, is_quick: bool) -> list[Section]:
     num_turns = 2 if is_quick else 25
     num = min(WORKERS, len(usable_cores()))
-    speeds = f"Speeds are shares of that of the fastest core in the same turn. Slow is less than {EVEN:.0%} of it."
+    speeds = f"Speeds are shares of that of the fastest core in the same turn. Slow is less than {LEAST_EVENNESS:.0%} of it."
     if name == "choices":
         about = f"{num} of {len(usable_cores())} cores are busy for {BUSY_S:g} s, and are then measured. {speeds}"
         cases = [Case(each, lambda each=each: by_choice(num_turns, each)) for each in (FIRST, CHOSEN)]  # type: ignore[misc]

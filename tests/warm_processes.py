@@ -85,11 +85,13 @@ class WarmProcess:
         return self.returncode
 
     def _stacks(self) -> str:
+        written = Path(self._printed.name, _STACKS)
+        if not written.exists():
+            return "unknown: it has not come so far as to tell"
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR2)
-            time.sleep(_STACKS_S)  # it may be stopped, and never answer
-        written = Path(self._printed.name, _STACKS)
-        return written.read_text(encoding="utf-8") if written.exists() else "unknown"
+            time.sleep(_STACKS_S)
+        return written.read_text(encoding="utf-8") or "unknown: it does not answer"
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, and return what was printed to both streams."""
@@ -123,8 +125,9 @@ def _run(
         os.close(opened)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)
-    stacks = open(os.path.join(printed, _STACKS), "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    stacks = open(os.path.join(printed, "unnamed"), "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     faulthandler.register(signal.SIGUSR2, stacks)
+    os.rename(stacks.name, os.path.join(printed, _STACKS))  # from now on the signal does not end this process
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

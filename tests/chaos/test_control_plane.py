@@ -1,4 +1,4 @@
-"""A sample of the schedules of the whole control plane; CI runs ten thousand, `make chaos` a million."""
+"""A sample of the schedules of the whole control plane; CI runs two thousand, `make chaos` a million."""
 
 from pathlib import Path
 from random import Random

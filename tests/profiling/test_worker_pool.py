@@ -93,7 +93,7 @@ class Repeats:
 
 @pytest.mark.parametrize(
     ("evenness", "answered", "num_asked"),
-    [((None,), 1, 1), ((0.8,), 1, 1), ((0.5, 1.0), 2, 2), ((0.5, 0.6), 2, 2), ((0.6, 0.5), 1, 2)],
+    [((None,), 1, 1), ((0.8,), 1, 1), ((0.5, 1.0), 2, 2), ((0.5, 0.6), 2, 2), ((0.6, 0.5), 1, 2), ((0.6, None), 1, 2)],
 )
 def test_a_request_after_which_a_core_is_slow_is_asked_once_more_and_the_more_even_answers_count(evenness, answered, num_asked):
     cores, requests = DriftingCores(*evenness), iter([1, 2, 3])

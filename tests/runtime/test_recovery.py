@@ -57,12 +57,13 @@ def test_one_in_every_stage_at_once_and_one_more_in_the_recovery_from_that():
 
 def test_a_worker_that_hangs_is_fenced_by_its_lease_and_does_nothing_when_it_continues():
     # It hangs for much longer than its lease, because a coordinator that is itself late grants the time that it was late.
-    shape, lease_s, steps = (3, 2, 2), 1.0, 30
+    shape, lease_s, steps = (3, 2, 2), 1.0, 40
     run = Run(shape, "hang W0_1@3+4s", lease_s=lease_s, pause_s=0.05, steps=steps)
     assert run.trained.weights_sha256 == undisturbed(shape, steps)[0]
     (recovery,), (suspected,) = run.recoveries, run.of(Suspected)
     assert suspected.node == "W0_1"
     assert recovery.cause.startswith("silent for ")
+    assert run.of(Stepped)[-1].at_us > recovery.at_us + 4e6  # it continued while the others were training
     with depends_on_load():
         assert lease_s * 0.5e6 < recovery.detect_us < lease_s * 1e6 + 2e6
 

@@ -61,7 +61,7 @@ class CoreChoice(Protocol):
         """A core for each of so many workers at this moment; none if they run anywhere, or there are no workers."""
 
     def evenness(self) -> float | None:
-        """The speed of the slowest core that was chosen last, over the highest speed; None if speeds are not measured."""
+        """The speed of the slowest of the cores chosen last, over the highest speed; None if speeds are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class UnmeasuredCores:
 
 ANY_CORE = UnmeasuredCores(lambda num_workers: ())
 """Workers run anywhere."""
-EVEN = 0.75
+LEAST_EVENNESS = 0.75
 """Cores are even if the slowest has this share of the highest speed: two on one physical core have about half of it each."""
 
 
@@ -96,15 +96,15 @@ class WorkerPool:
         self._pipes, self._processes, self._cores = pipes, processes, cores
 
     def ask_evenly(self, requests: Iterator[Any]) -> EvenAnswers:
-        """Send the next request to all members, and one more if a core is slow afterwards: it may have been slow before, too.
+        """Send the next request to all members, and one more if a core is slow afterwards: it may have been so meanwhile.
 
         Return the answers that came on the more even cores.
         """
         first = EvenAnswers(self.ask(next(requests)), self._cores.evenness())
-        if first.evenness is None or first.evenness >= EVEN:
+        if first.evenness is None or first.evenness >= LEAST_EVENNESS:
             return first
         second = EvenAnswers(self.ask(next(requests)), self._cores.evenness())
-        return first if second.evenness is not None and second.evenness <= first.evenness else second
+        return second if second.evenness is not None and second.evenness > first.evenness else first
 
     def ask(self, request: Any) -> dict[Worker, Any]:
         """Send a request to all members, and return the answer of each."""

@@ -1,4 +1,4 @@
-"""Seeded schedules of failures: none gets stuck, and the same seed gives the same schedule. CI runs ten thousand of them, too."""
+"""Seeded schedules of failures: none gets stuck, and the same seed gives the same schedule. CI runs two thousand of them, too."""
 
 import pytest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recycle.evaluate.hardware import core_keepalive
-from recycle.evaluate.hardware.core_keepalive import EvenCores, are_cores_migrated, even_cores, keepers
+from recycle.evaluate.hardware.core_keepalive import EvenCores, Keepers, are_cores_migrated, even_cores, keepers
 from recycle.profiling.machine import usable_cores
 
 pytestmark = pytest.mark.timeout(60)
@@ -92,6 +92,17 @@ with keepers([CORE]) as kept:
         assert wait_until(lambda: all(map(is_spinning, spinners)))
         parent.kill()
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spinners))
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_measurement(monkeypatch):
+    monkeypatch.setattr(core_keepalive, "_ANSWER_S", 0.05)
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as answers, open(writing, "wb", 0) as keeper, open(os.devnull, "wb", 0) as told:
+        kept = Keepers({7: (told, answers)})
+        with pytest.raises(TimeoutError, match="core 7 has not answered"):
+            kept.speeds([7])
+        keeper.write(b"0 50\n1 100\n")
+        assert kept.speeds([7]) == {7: 100.0}
 
 
 class Machine:

@@ -63,7 +63,6 @@ def runs_of_all(folder):
     return found
 
 
-@pytest.mark.slow
 def test_the_first_choice_is_the_best_of_all_choices_simulated_in_full(advice, folder):
     found = runs_of_all(folder)
     assert len(found) > 100

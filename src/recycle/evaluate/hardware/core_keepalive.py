@@ -15,12 +15,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import IO
 
 from recycle.profiling.machine import a_core_each, usable_cores
-from recycle.profiling.worker_pool import EVEN
+from recycle.profiling.worker_pool import LEAST_EVENNESS
 
 Measure = Callable[[Sequence[int]], Mapping[int, float]]
 """The speeds of cores that are all busy."""
@@ -28,7 +29,7 @@ Measure = Callable[[Sequence[int]], Mapping[int, float]]
 _CPU_INFO, _QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
 _MEASURED_S, _ANSWER_S, _MOST_TRIES = 0.15, 60.0, 12
 # The highest speed is that of so many measurements: a machine need not stay as fast as it was for a moment.
-_NUM_REMEMBERED = 50
+_NUM_REMEMBERED = 100
 # It rests until it is told to spin, and ends when its parent ends, even if the parent is killed: its input ends then.
 _KEEPER = """
 import os, select, sys, time
@@ -43,15 +44,15 @@ while True:
     told = os.read(0, 4096).decode().splitlines()
     if not told:
         break
-    for word, _, seconds in (line.partition(' ') for line in told):
+    for word, *numbers in map(str.split, told):
         is_spinning = word != 'rest'
         if word == 'measure':
             count, begin = 0, time.perf_counter()
-            while (took := time.perf_counter() - begin) < float(seconds):
+            while (took := time.perf_counter() - begin) < float(numbers[1]):
                 for _ in range(2_000):
                     pass
                 count += 1
-            os.write(1, b'%g\\n' % (count / took))
+            os.write(1, b'%s %g\\n' % (numbers[0].encode(), count / took))
 """
 
 
@@ -65,7 +66,7 @@ class Keepers:
     """A process on each core, which rests, or keeps the core awake."""
 
     def __init__(self, pipes: Mapping[int, tuple[IO[bytes], IO[bytes]]]) -> None:
-        self._pipes = pipes
+        self._pipes, self._numbers = pipes, count()
 
     def _tell(self, core: int, what: str) -> None:
         self._pipes[core][0].write(f"{what}\n".encode())
@@ -78,15 +79,19 @@ class Keepers:
     def speeds(self, cores: Sequence[int], seconds: float = _MEASURED_S) -> dict[int, float]:
         """The speeds of these cores, all busy at the same time, in rounds of a loop per second. The others sleep."""
         self.keep_awake(cores)
+        number = next(self._numbers)
         for core in cores:
-            self._tell(core, f"measure {seconds}")
-        return {core: self._answer(core) for core in cores}
+            self._tell(core, f"measure {number} {seconds}")
+        return {core: self._answer(core, number) for core in cores}
 
-    def _answer(self, core: int) -> float:
+    def _answer(self, core: int, number: int) -> float:
+        """The answer to the measurement of this number; those before it came too late."""
         _, answers = self._pipes[core]
-        if not select.select([answers], [], [], _ANSWER_S)[0]:
-            raise TimeoutError(f"core {core} has not answered within {_ANSWER_S:g} s")
-        return float(answers.readline())
+        while select.select([answers], [], [], _ANSWER_S)[0]:
+            found, speed = answers.readline().split()  # none if the keeper has ended, which is a ValueError
+            if int(found) == number:
+                return float(speed)
+        raise TimeoutError(f"core {core} has not answered within {_ANSWER_S:g} s")
 
 
 class EvenCores:
@@ -105,7 +110,7 @@ class EvenCores:
             shares = self._shares()
             if (evenness := min(shares.values())) > best:
                 best, chosen = evenness, list(self.cores)
-            slow = [number for number, core in enumerate(self.cores) if shares[core] < EVEN]
+            slow = [number for number, core in enumerate(self.cores) if shares[core] < LEAST_EVENNESS]
             if not slow or not self._spare:
                 break
             for number in sorted(slow, key=lambda number: shares[self.cores[number]])[: len(self._spare)]:
@@ -113,7 +118,7 @@ class EvenCores:
                 self.cores[number] = self._spare.popleft()
         every = [*self.cores, *self._spare]
         self.cores, self._spare = list(chosen), deque(core for core in every if core not in chosen)
-        if best < EVEN:
+        if best < LEAST_EVENNESS:
             print(f"cores are uneven: the slowest has {best:.0%} of the highest speed", file=sys.stderr)
         return self.cores
 
@@ -130,7 +135,9 @@ class EvenCores:
 
 
 class MeasuredCores:
-    """A choice among cores that keepers measure, and keep awake: those of the workers, or all if there are none or too many."""
+    """A choice among cores that keepers measure, and keep awake: those of the workers, or all of them if there
+    are no workers, or more than cores.
+    """
 
     def __init__(self, kept: Keepers, cores: Sequence[int]) -> None:
         self._kept, self._cores = kept, cores
@@ -156,9 +163,11 @@ class MeasuredCores:
 
     def evenness(self) -> float | None:
         """That of the cores that were chosen last; None if none were, or if they cannot be measured."""
-        with suppress(OSError, ValueError):
+        try:
             return None if self._choice is None else self._choice.evenness()
-        return None
+        except (OSError, ValueError) as problem:
+            print(f"the speeds of cores cannot be measured: {problem}", file=sys.stderr)
+            return None
 
 
 @contextmanager

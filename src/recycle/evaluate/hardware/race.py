@@ -36,7 +36,7 @@ _Other = TypeVar("_Other")
 class Trial:
     """One turn of a variant: the times of the iterations that count, the losses of all, and the median of each kind of op.
 
-    `evenness` is the speed of the slowest core behind the turn, over the highest speed; None if speeds were not measured.
+    `evenness` is the speed of the slowest worker's core, right after the turn, over the highest speed; None if not measured.
     """
 
     round: int

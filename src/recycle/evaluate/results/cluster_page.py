@@ -44,7 +44,7 @@ from recycle.evaluate.results.cluster_tables import (
     times_table,
 )
 from recycle.evaluate.results.elastic_requirements import elastic_requirements, without_contention
-from recycle.profiling.worker_pool import EVEN
+from recycle.profiling.worker_pool import LEAST_EVENNESS
 from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
 from recycle.report.record.run_columns import read_run_record
@@ -115,7 +115,8 @@ def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> Clu
     if baseline_name(setup) not in {result.name for result in results}:
         (title,) = (variant.title for variant in variants if variant.name == baseline_name(setup))
         raise FileProblem(f"{folder} has no measurement of {title}, the baseline of all other variants: run the part race first")
-    evenness = [trial.evenness for trial in trials if trial.evenness is not None]
+    shown = {result.name for result in results}
+    evenness = [trial.evenness for trial in trials if trial.evenness is not None and trial.variant in shown]
     return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder), evenness)
 
 
@@ -245,11 +246,12 @@ def _page(results: ClusterResults) -> Iterator[str]:
 
 
 def _about_cores(evenness: Sequence[float]) -> str:
-    num_uneven = sum(each < EVEN for each in evenness)
+    num, num_uneven = len(evenness), sum(each < LEAST_EVENNESS for each in evenness)
     return (
-        f"Each worker had a core of its own. After a turn the slowest of these cores had {median(evenness):.0%} of the highest "
-        f"speed at the median, and {min(evenness):.0%} at worst. A turn with less than {EVEN:.0%} is done once more, and the "
-        f"better one counts: {num_uneven} of {len(evenness)} were below that both times."
+        f"The speeds of the workers' cores were measured after {num} turns, each worker with a core of its own. The slowest core "
+        f"had {median(evenness):.0%} of the highest speed at the median, and {min(evenness):.0%} at worst. A turn with less than "
+        f"{LEAST_EVENNESS:.0%} is done once more, and the one on the more even cores counts; {num_uneven} of these {num} had "
+        "less both times."
     )
 
 
