@@ -14,7 +14,7 @@ help:
 	@echo "make demo    train, lose workers on the way, and end with the same weights"
 	@echo "make test    run the tests: about fifteen minutes on two cores"
 	@echo "make test-engines   run the tests with Slurm, Ray, Kubernetes pods, etcd, a browser and three machines, as far as they are installed"
-	@echo "make test-slow   run the tests that the others leave out: half an hour"
+	@echo "make test-slow   run the tests that the others leave out: about a quarter of an hour"
 	@echo "make test-properties   try all examples of properties; make test tries a part of them"
 	@echo "make check   format, lint, types, layers: what every commit must pass"
 	@echo "make bench   measure plans, simulator and runtime, print the tables"
