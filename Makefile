@@ -23,10 +23,12 @@ help:
 	@echo "make pictures   draw the pictures of the documents anew"
 	@echo "make docs    build the site into build/site"
 
-# Bytecode of 200 packages, of which a command uses few, is not made here: Python makes it when it first imports a module.
+# The pip of an older Python takes twice as long. Bytecode of 200 packages, of which a command uses few, is not made here: Python
+# makes it when it first imports a module.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ReCycle needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $(READY)
 
