@@ -10,7 +10,6 @@ and no other process of ours is in its way.
 """
 
 import time
-from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
 
@@ -25,30 +24,14 @@ BUSY_S, WINDOW_S = 1.0, 0.5
 FIRST, CHOSEN = "the first", "chosen before each turn"
 
 
-@dataclass
-class Turns:
-    """The speeds of the cores that were busy, as shares of the fastest, by turn."""
-
-    speeds: list[dict[int, float]] = field(default_factory=list)
-
-    def add(self, speeds: dict[int, float]) -> None:
-        highest = max(speeds.values())
-        self.speeds.append({core: speed / highest for core, speed in speeds.items()})
-
-    @property
-    def evenness(self) -> list[float]:
-        """The speed of the slowest core of each turn."""
-        return [min(speeds.values()) for speeds in self.speeds]
-
-    def of(self, core: int) -> list[float]:
-        return [speeds[core] for speeds in self.speeds if core in speeds]
-
-
 @cache
-def measure(num_turns: int) -> dict[str, Turns]:
-    """Both ways in turn. In a turn the cores are busy for a while, and then their speeds are measured."""
+def measure(num_turns: int) -> dict[str, list[dict[int, float]]]:
+    """Both ways in turn: by turn, the speeds of the cores that were busy, over the highest speed of all turns.
+
+    In a turn the cores are busy for a while, and then their speeds are measured.
+    """
     num = min(WORKERS, len(usable_cores()))
-    found = {FIRST: Turns(), CHOSEN: Turns()}
+    found: dict[str, list[dict[int, float]]] = {FIRST: [], CHOSEN: []}
     with keepers(usable_cores()) as kept:
         chosen = EvenCores(usable_cores(), num, kept.speeds)
         for _ in range(num_turns):
@@ -56,28 +39,32 @@ def measure(num_turns: int) -> dict[str, Turns]:
                 own = usable_cores()[:num] if name == FIRST else chosen.choose()
                 kept.keep_awake(own)
                 time.sleep(BUSY_S)
-                turns.add(kept.speeds(own, WINDOW_S))
-    return found
+                turns.append(kept.speeds(own, WINDOW_S))
+    highest = max(speed for turns in found.values() for speeds in turns for speed in speeds.values())
+    return {
+        name: [{core: speed / highest for core, speed in speeds.items()} for speeds in turns] for name, turns in found.items()
+    }
 
 
 def by_choice(num_turns: int, name: str) -> Row:
-    evenness = measure(num_turns)[name].evenness
-    num_slow = sum(each < LEAST_EVENNESS for each in evenness)
-    return f"{name}", f"{median(evenness):.0%}", f"{min(evenness):.0%}", f"{num_slow} of {len(evenness)}", UNJUDGED
+    return name, *columns([min(speeds.values()) for speeds in measure(num_turns)[name]]), UNJUDGED
 
 
 def by_core(num_turns: int, core: int) -> Row:
-    speeds = [speed for turns in measure(num_turns).values() for speed in turns.of(core)]
-    if not speeds:
-        return str(core), "–", "–", "never busy", UNJUDGED
+    own = [speeds[core] for turns in measure(num_turns).values() for speeds in turns if core in speeds]
+    return str(core), *(columns(own) if own else ("–", "–", "never busy")), UNJUDGED
+
+
+def columns(speeds: list[float]) -> tuple[str, str, str]:
+    """The median, the lowest, and how many are slow."""
     num_slow = sum(each < LEAST_EVENNESS for each in speeds)
-    return str(core), f"{median(speeds):.0%}", f"{min(speeds):.0%}", f"{num_slow} of {len(speeds)}", UNJUDGED
+    return f"{median(speeds):.0%}", f"{min(speeds):.0%}", f"{num_slow} of {len(speeds)}"
 
 
 def sections(name: str, is_quick: bool) -> list[Section]:
     num_turns = 2 if is_quick else 25
     num = min(WORKERS, len(usable_cores()))
-    speeds = f"Speeds are shares of that of the fastest core in the same turn. Slow is less than {LEAST_EVENNESS:.0%} of it."
+    speeds = f"Speeds are shares of the highest one of all turns. Slow is less than {LEAST_EVENNESS:.0%} of it."
     if name == "choices":
         about = f"{num} of {len(usable_cores())} cores are busy for {BUSY_S:g} s, and are then measured. {speeds}"
         cases = [Case(each, lambda each=each: by_choice(num_turns, each)) for each in (FIRST, CHOSEN)]  # type: ignore[misc]

@@ -135,8 +135,9 @@ class EvenCores:
 
 
 class MeasuredCores:
-    """A choice among cores that keepers measure, and keep awake: those of the workers, or all of them if there
-    are no workers, or more than cores.
+    """A choice among cores that keepers measure.
+
+    They keep the workers' cores awake, or all cores if there are no workers, or more workers than cores.
     """
 
     def __init__(self, kept: Keepers, cores: Sequence[int]) -> None:
