@@ -13,17 +13,14 @@ a kernel that waits for another worker's has to wait for that worker's turn.
 
 import os
 import random
-import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
 from recovery_cases import Failure, RunLog, TimeLimitExceeded, describe_deviation, names, train
@@ -35,6 +32,7 @@ from torch import Tensor, nn
 import recycle
 from recycle.core.cluster import Shape, Worker
 from recycle.core.plans.plan import Plan
+from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.profiling.plan_runner import PlanRunner
 from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.job import Job
@@ -346,26 +344,10 @@ SCRIPT = Script(
 )
 
 
-MPS = "nvidia-cuda-mps-control"
-
-
-@contextmanager
-def _shared_gpu() -> Iterator[None]:
-    """Let the processes that start in between share the GPU by MPS, if there is a GPU, and the program for it."""
-    if not HAS_GPU or shutil.which(MPS) is None:
-        yield
-        return
-    with TemporaryDirectory() as folder:
-        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # so many clients get no more
-        subprocess.run([MPS, "-d"], check=True, timeout=30)
-        try:
-            yield
-        finally:
-            with suppress(subprocess.TimeoutExpired):  # it waits for clients that hang, and ends with them
-                subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=30)
-
-
 if __name__ == "__main__":
-    with _shared_gpu():
-        sys.exit(SCRIPT.run(_sections))
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # so many clients of MPS get no more
+    try:
+        with slices(1) if HAS_GPU else nullcontext():
+            sys.exit(SCRIPT.run(_sections))
+    except recycle.UserError as problem:  # no MPS
+        sys.exit(f"nccl: {problem}")

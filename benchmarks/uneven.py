@@ -148,7 +148,7 @@ def _worst_load(work_us: list[int], layers: tuple[int, ...], is_v: bool) -> floa
 def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
     setup = race.setup
     with ExitStack() as stack:
-        cores = stack.enter_context(hardware(setup))
+        choose_cores = stack.enter_context(hardware(setup))
         # In a process of its own, which has a slice of the GPU as workers have one, and ends with it.
         with ProcessPoolExecutor(1, get_context("spawn")) as other:
             contests = other.submit(make_contests, setup).result()
@@ -156,7 +156,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
         trials: dict[str, list[Trial]] = {name: [] for name in contests}
         make_contender = partial(Contender, setup, boundaries)
         preload = ["torch.distributed.pipelining"]
-        pool = stack.enter_context(worker_pool(list(setup.shape.workers()), make_contender, preload, cores))
+        pool = stack.enter_context(worker_pool(list(setup.shape.workers()), make_contender, preload, choose_cores))
         numbers = count(1)
         begin_s = time.monotonic()
         for round_ in range(race.num_rounds):
@@ -165,7 +165,7 @@ def measure(race: Race) -> dict[str, tuple[Contest, list[Trial]]]:
             for name, contest in contests.items():
                 length = WARM_UP + race.num_iterations
                 turn = ContenderTurn(next(numbers), name, length, contest.plan, range(race.pipelines), layers=contest.layers)
-                trial = run_trial(pool, turn, numbers, round_)[0]
+                trial = run_trial(pool, turn, round_)[0]
                 trials[name].append(trial)
                 print(f"round {round_ + 1}: {TORCH.get(name, name)} {trial.iteration_us / 1000:.1f} ms", file=sys.stderr)
     for losses in zip(*(trial.losses for own in trials.values() for trial in own), strict=True):

@@ -163,7 +163,7 @@ def refused(file, modules):
             if other in TABLE and other != package and other not in ours:
                 yield f"{file} imports {module}, but {package} may import only {sorted(ours) or 'nothing'} of ours"
             elif other in BARE.get("/".join(Path(file).parts[:2]), ()):
-                yield f"{file} imports {module}, but it must run on machines that have only torch"
+                yield f"{file} imports {module}, but it must run on machines that have only torch and msgspec"
             elif (
                 other == package and len(rest) > 1 and rest[1] != inner[0] and level(package, rest[1]) >= level(package, inner[0])
             ):

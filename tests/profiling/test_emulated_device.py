@@ -35,7 +35,7 @@ def test_every_op_of_a_run_takes_the_time_of_the_layers_that_its_plan_gives_it()
     boundaries = SETUP.job(plan).boundaries()
     turn = ContenderTurn(1, "cut", ITERATIONS, plan, range(2), wanted.speeds)
     with worker_pool(list(SETUP.shape.workers()), partial(Contender, SETUP, boundaries)) as pool:
-        _, results = run_trial(pool, turn, iter(()), 0)
+        _, results = run_trial(pool, turn, 0)
     for worker, program in row_programs(plan).items():
         speed = 0.5 if str(worker) == "W0_1" else 1
         iterations = [[span for span in spans if span.is_op] for spans in results[worker].run.spans]

@@ -10,9 +10,8 @@ import pytest
 from recycle.core.cluster import Worker
 from recycle.core.errors import WorkerFailed
 from recycle.profiling.machine import usable_cores
-from recycle.profiling.worker_pool import UnmeasuredCores, worker_pool
+from recycle.profiling.worker_pool import worker_pool
 from tests.processes import is_there
-from tests.profiling.drifting_cores import DriftingCores
 
 pytestmark = pytest.mark.timeout(180)
 WORKERS = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
@@ -77,32 +76,10 @@ def test_each_worker_with_a_core_of_its_own_runs_there_with_all_of_its_threads()
         asked.append(num_workers)
         return choices.pop(0)
 
-    with worker_pool(WORKERS[:2], SaysCores, cores=UnmeasuredCores(choose)) as pool:
+    with worker_pool(WORKERS[:2], SaysCores, choose_cores=choose) as pool:
         assert pool.ask(None) == {WORKERS[0]: {one}, WORKERS[1]: {other}}
         assert pool.ask(None) == {WORKERS[0]: {other}, WORKERS[1]: {one}}
     assert asked == [2, 2, 0]
-
-
-class Repeats:
-    def __init__(self, context):
-        self.context = context
-
-    def answer(self, request):
-        return request
-
-
-@pytest.mark.parametrize(
-    ("evenness", "answered", "num_asked"),
-    [((None,), 1, 1), ((0.8,), 1, 1), ((0.5, 1.0), 2, 2), ((0.5, 0.6), 2, 2), ((0.6, 0.5), 1, 2), ((0.6, None), 1, 2)],
-)
-def test_a_request_after_which_a_core_is_slow_is_asked_once_more_and_the_more_even_answers_count(evenness, answered, num_asked):
-    cores, requests = DriftingCores(*evenness), iter([1, 2, 3])
-    with worker_pool(WORKERS[:2], Repeats, cores=cores) as pool:
-        found = pool.ask_evenly(requests)
-    assert found.answers == dict.fromkeys(WORKERS[:2], answered)
-    assert found.evenness == evenness[answered - 1]
-    assert next(requests) == num_asked + 1
-    assert cores.left == []
 
 
 def ask(request, pids, make=Echo):

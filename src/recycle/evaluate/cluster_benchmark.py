@@ -13,7 +13,7 @@ from recycle.evaluate.hardware.variants import Variant
 from recycle.evaluate.results.cluster_page import PICTURE, RESULTS, write_results
 from recycle.evaluate.variant_plans import make_plans
 from recycle.profiling.machine import num_cores
-from recycle.profiling.worker_pool import ANY_CORE
+from recycle.profiling.worker_pool import any_core
 from recycle.report.record.contention_text import oversubscription_note
 
 
@@ -27,12 +27,12 @@ def run_cluster_benchmark(
     if setup.study == ELASTIC:  # it compares steady throughput
         parts = [part for part in parts if part != "deaths"]
     measured = {"profile", "race", "deaths"} & set(parts)
-    with hardware(setup) if measured else nullcontext(ANY_CORE) as cores:
+    with hardware(setup) if measured else nullcontext(any_core) as choose_cores:
         if "race" in parts and setup.backend == CPU_CORES and (note := oversubscription_note(setup.num_workers, num_cores())):
             say(note)
         for part in ("profile", "plan", "race", "deaths"):
             if part in measured:
-                measure_part(part, folder, setup, size, say, variants, cores)
+                measure_part(part, folder, setup, size, say, variants, choose_cores)
             elif part in parts:
                 make_plans(folder, setup, variants, Profile.load(folder / PROFILE), say)
     if "report" not in parts:

@@ -24,7 +24,7 @@ from recycle.profiling.layer_times import measure_layers
 from recycle.profiling.machine import machine_name, one_thread
 from recycle.profiling.plan_runner import PlanRun, PlanRunner, StateBytes
 from recycle.profiling.profile_fit import ProfileFit
-from recycle.profiling.worker_pool import ANY_CORE, CoreChoice, worker_pool
+from recycle.profiling.worker_pool import ChooseCores, any_core, worker_pool
 from recycle.runtime.boundary.nests import num_samples_in
 from recycle.runtime.compute.microbatches import largest_of
 from recycle.runtime.compute.stage_bytes import StageBytes, measure_bytes, return_gpu_memory
@@ -139,25 +139,25 @@ def rehearse(
     patience: Patience = _PATIENCE,
     progress: Progress = lambda rounds, change: None,
     device: EmulatedDevice | None = None,
-    cores: CoreChoice = ANY_CORE,
+    choose_cores: ChooseCores = any_core,
 ) -> Rehearsed:
     """Measure the costs of `job` with all workers of its shape at once; its plan is not run, and nothing of it is changed.
 
     With a `device`, ops take the times that it says; its layers are equal, and are not measured. Each worker runs on a
-    core that `cores` chooses for it, if it chooses any.
+    core that `choose_cores` chooses for it, if it chooses any.
     """
     shape = job.shape
     spec = worker_spec(job)
     sizes = measure_bytes(job.stages, job.microbatches, job.loss_function, job.options.ops, job.options.device)
     fits, numbers, change = RehearsalFits(shape), count(1), 1.0
-    with worker_pool(list(shape.workers()), partial(PlanRunner, spec, device=device), cores=cores) as pool:
+    with worker_pool(list(shape.workers()), partial(PlanRunner, spec, device=device), choose_cores=choose_cores) as pool:
         states = {worker.stage: state for worker, state in pool.ask(PlanRunner.state_bytes).items()}
         pings_us = [ping for own in pool.ask(PlanRunner.ping).values() for ping in own]
         for number in range(patience.most_rounds):
             before = fits.together.medians()
             for run in fits.runs:
-                request = partial(PlanRunner.run, plan=run.plan, num_iterations=run.num_iterations)
-                run.add(pool.ask_evenly(partial(request, number=each) for each in numbers).answers)
+                request = partial(PlanRunner.run, number=next(numbers), plan=run.plan, num_iterations=run.num_iterations)
+                run.add(pool.ask(request))
             change = fits.together.median_change(before)
             progress(number + 1, change)
             if number + 1 >= patience.least_rounds and change <= patience.share:

@@ -11,7 +11,6 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -54,57 +53,22 @@ class PoolMember(Protocol):
 MakePoolMember = Callable[[MemberContext], PoolMember]
 
 
-class CoreChoice(Protocol):
-    """The object that says on which core each worker runs."""
-
-    def choose(self, num_workers: int, /) -> Sequence[int]:
-        """A core for each of so many workers at this moment; none if they run anywhere, or there are no workers."""
-
-    def evenness(self) -> float | None:
-        """The speed of the slowest of the cores chosen last, over the highest speed; None if speeds are not measured."""
+ChooseCores = Callable[[int], Sequence[int]]
+"""From a number of workers to a core for each of them; to none if they run anywhere, or there are no workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnmeasuredCores:
-    """A choice of cores whose speeds are not measured."""
-
-    choose: Callable[[int], Sequence[int]]
-
-    def evenness(self) -> None:
-        """The speeds are not known."""
-
-
-ANY_CORE = UnmeasuredCores(lambda num_workers: ())
-"""Workers run anywhere."""
-LEAST_EVENNESS = 0.75
-"""Cores are even if the slowest has this share of the highest speed: two on one physical core have about half of it each."""
-
-
-class EvenAnswers(NamedTuple):
-    """The answers to a request, and how even the cores of the workers were afterwards, None if that is not known."""
-
-    answers: dict[Worker, Any]
-    evenness: float | None
+def any_core(num_workers: int) -> Sequence[int]:
+    """Workers run anywhere."""
+    return ()
 
 
 class WorkerPool:
     """The processes of a pool."""
 
     def __init__(
-        self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess], cores: CoreChoice = ANY_CORE
+        self, pipes: dict[Worker, Connection], processes: dict[Worker, BaseProcess], choose_cores: ChooseCores = any_core
     ) -> None:
-        self._pipes, self._processes, self._cores = pipes, processes, cores
-
-    def ask_evenly(self, requests: Iterator[Any]) -> EvenAnswers:
-        """Send the next request to all members, and one more if a core is slow afterwards: it may have been so meanwhile.
-
-        Return the answers that came on the more even cores.
-        """
-        first = EvenAnswers(self.ask(next(requests)), self._cores.evenness())
-        if first.evenness is None or first.evenness >= LEAST_EVENNESS:
-            return first
-        second = EvenAnswers(self.ask(next(requests)), self._cores.evenness())
-        return second if second.evenness is not None and second.evenness > first.evenness else first
+        self._pipes, self._processes, self._choose_cores = pipes, processes, choose_cores
 
     def ask(self, request: Any) -> dict[Worker, Any]:
         """Send a request to all members, and return the answer of each."""
@@ -137,7 +101,7 @@ class WorkerPool:
 
     def _pin(self) -> None:
         """Let each process run on the core that is chosen for it, with all of its threads; later ones inherit that."""
-        for process, core in zip(self._processes.values(), self._cores.choose(len(self._processes)), strict=False):
+        for process, core in zip(self._processes.values(), self._choose_cores(len(self._processes)), strict=False):
             for thread in _threads(process):
                 with suppress(OSError):  # it has ended meanwhile
                     os.sched_setaffinity(thread, {core})
@@ -158,11 +122,11 @@ class WorkerPool:
 
 @contextmanager
 def worker_pool(
-    workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = (), cores: CoreChoice = ANY_CORE
+    workers: Sequence[Worker], make: MakePoolMember, preload: Sequence[str] = (), choose_cores: ChooseCores = any_core
 ) -> Iterator[WorkerPool]:
     """A pool of these workers; its processes have ended when the context is left.
 
-    Before every request `cores` says on which core each worker runs alone; if it names none, workers run anywhere.
+    Before every request `choose_cores` says on which core each worker runs alone; if it names none, workers run anywhere.
     """
     packed = pickled(make)
     pipes: dict[Worker, Connection] = {}
@@ -179,7 +143,7 @@ def worker_pool(
                 process.start()
                 other.close()
                 processes[worker] = process
-        yield WorkerPool(pipes, processes, cores)
+        yield WorkerPool(pipes, processes, choose_cores)
     finally:
         for started in processes.values():
             started.kill()  # a member has nothing to lose, and a GPU's slice is free again sooner
@@ -187,7 +151,7 @@ def worker_pool(
             started.join()
         for pipe in pipes.values():
             pipe.close()
-        cores.choose(0)
+        choose_cores(0)
 
 
 def _threads(process: BaseProcess) -> Sequence[int]:

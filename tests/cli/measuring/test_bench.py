@@ -109,7 +109,7 @@ def test_without_out_the_folder_is_build_cluster_and_a_line_names_it(measured, t
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--backend abacus", "the backend is 'abacus', but it must be one of cpu-cores, gpu-slices, emulated"),
+        ("--backend abacus", "the backend is 'abacus', but it must be one of cpu-cores, paced-cores, gpu-slices, emulated"),
         ("--workers 10", "10 workers are no pipelines of 4 stages: give a multiple of 4, at least 8"),
         ("--workers 0", "0 workers are no pipelines of 4 stages: give a multiple of 4, at least 8"),
         ("--only tea", "--only names 'tea', but the parts are profile, plan, race, deaths, report"),

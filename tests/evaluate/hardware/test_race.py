@@ -25,7 +25,6 @@ from recycle.models.gpt import next_byte_loss
 from recycle.profiling.worker_pool import worker_pool
 from recycle.runtime.compute.microbatches import MicroBatches
 from tests.evaluate.hardware.tiny_setup import TINY, make_plan, save_plans
-from tests.profiling.drifting_cores import DriftingCores
 
 pytestmark = pytest.mark.timeout(280)
 ROWS = variants(TINY)
@@ -65,9 +64,7 @@ def resumed(raced, tmp_path_factory):
     def report(trial, done, of):
         progress.append((trial.round, trial.variant, done, of, sorted(path.name for path in (folder / "spans").iterdir())))
 
-    cores = DriftingCores(0.5, 0.9, 0.8, 0.6, 0.7)  # the first of the three turns that are missing is done twice, and the last
-    run_race(folder, TINY, [FIRST, LAST], 2, 1, report, cores=cores)
-    assert cores.left == []
+    run_race(folder, TINY, [FIRST, LAST], 2, 1, report)
     return folder, progress
 
 
@@ -147,10 +144,6 @@ def test_what_goes_on_later_comes_to_the_same_losses(resumed):
         assert trial.losses == pytest.approx(first.losses, abs=TOLERANCE)
 
 
-def test_a_turn_on_uneven_cores_is_done_again_and_counts_once(resumed):
-    assert [trial.evenness for trial in read_trials(resumed[0])] == [None, 0.9, 0.8, 0.7]
-
-
 def test_spans_are_kept_of_the_last_round_only(resumed):
     of_first, of_last = (f"{row.name}.json.gz" for row in (FIRST, LAST))
     assert [turn[4] for turn in resumed[1]] == [[], [of_first], sorted([of_first, of_last])]
@@ -226,11 +219,11 @@ def test_torchs_stages_have_the_layers_of_their_turn_and_ours_those_of_the_plan(
     expected = plain_losses(3, setup)
     with worker_pool(list(setup.shape.workers()), make, ["torch.distributed.pipelining"]) as pool:
         for number, turn in enumerate(turns):
-            trial, _ = run_trial(pool, replace(turn, number=number), iter(()), 0)
+            trial, _ = run_trial(pool, replace(turn, number=number), 0)
             assert trial.losses == pytest.approx(expected, abs=TOLERANCE), turn.variant
         wrong = replace(turns[0], number=len(turns), layers=(4, 2))
         with pytest.raises(WorkerFailed, match="the split 4, 2 does not give 5 layers to 2 stages"):
-            run_trial(pool, wrong, iter(()), 0)
+            run_trial(pool, wrong, 0)
 
 
 def test_one_pipeline_without_peers_trains_the_same_by_all_schedules():
@@ -239,7 +232,7 @@ def test_one_pipeline_without_peers_trains_the_same_by_all_schedules():
     make, expected = partial(Contender, setup, setup.job(plan).boundaries()), plain_losses(3, setup)
     with worker_pool(list(setup.shape.workers()), make, ["torch.distributed.pipelining"]) as pool:
         for number, (name, own) in enumerate([("ours", plan), *((name, None) for name in TORCH)]):
-            trial, _ = run_trial(pool, ContenderTurn(number, name, 3, own, range(1)), iter(()), 0)
+            trial, _ = run_trial(pool, ContenderTurn(number, name, 3, own, range(1)), 0)
             assert trial.losses == pytest.approx(expected, abs=TOLERANCE), name
 
 

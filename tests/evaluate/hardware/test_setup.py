@@ -8,7 +8,8 @@ import torch
 
 from recycle.core.cluster import Shape
 from recycle.core.errors import UserError
-from recycle.evaluate.hardware.setup import BACKENDS, CPU_CORES, ELASTIC, GPU_SLICES, Setup
+from recycle.evaluate.hardware.setup import BACKENDS, CPU_CORES, ELASTIC, EMULATED, GPU_SLICES, PACED_CORES, Setup
+from recycle.profiling.emulated_device import EmulatedDevice
 from tests.evaluate.hardware.tiny_setup import TINY
 
 
@@ -50,7 +51,7 @@ def test_workers_that_do_not_fill_two_pipelines_are_refused(num_workers):
 
 @pytest.mark.parametrize("backend", ["gpu", "", "CPU-cores", None])
 def test_a_backend_that_nobody_knows_is_refused_with_those_that_there_are(backend):
-    sentence = f"the backend is {backend!r}, but it must be one of cpu-cores, gpu-slices, emulated"
+    sentence = f"the backend is {backend!r}, but it must be one of cpu-cores, paced-cores, gpu-slices, emulated"
     for make in (Setup.usual, Setup):
         with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
             make(backend)
@@ -95,10 +96,19 @@ def test_a_model_that_not_all_variants_can_train_is_refused_at_once(changed, mes
         replace(TINY, **changed)
 
 
-def test_emulated_devices_run_our_plans_only() -> None:
-    with pytest.raises(UserError, match=r"^torch's schedules do not run on emulated devices: give --study elastic$"):
-        Setup.usual("emulated")
-    with pytest.raises(UserError, match="--small is for workers that share a machine: emulated devices run a tiny model anyway"):
-        Setup.usual("emulated", is_small=True, study=ELASTIC)
-    model = Setup.usual("emulated", study=ELASTIC).model
-    assert model.endswith("float32; a layer takes 10, 13, 9 ms (F, I, W) of its worker's emulated device")
+@pytest.mark.parametrize(("backend", "device"), [(EMULATED, "emulated device"), (PACED_CORES, "paced core")])
+def test_devices_of_a_fixed_speed_run_our_plans_only(backend: str, device: str) -> None:
+    with pytest.raises(UserError, match=f"^torch's schedules do not run on {device}s: give --study elastic$"):
+        Setup.usual(backend)
+    with pytest.raises(UserError, match=f"^ops of {device}s last a fixed time, whatever the model: leave out --small$"):
+        Setup.usual(backend, is_small=True, study=ELASTIC)
+    assert re.search(
+        rf"float32; a layer takes [\d., ]+ ms \(F, I, W\) of its worker's {device}$", Setup.usual(backend, study=ELASTIC).model
+    )
+
+
+def test_paced_cores_compute_what_other_cores_compute_and_the_layers_of_a_stage_have_their_times() -> None:
+    free, paced = Setup.usual(CPU_CORES, study=ELASTIC), Setup.usual(PACED_CORES, study=ELASTIC)
+    assert replace(paced, backend=CPU_CORES) == free
+    assert paced.model.startswith(f"{free.model}; a layer takes 5.5, 5.5, 3.3 ms")
+    assert (free.emulated, paced.emulated) == (None, EmulatedDevice(5_500, 5_500, 3_300, num_layers=6))

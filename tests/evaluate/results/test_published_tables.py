@@ -123,6 +123,13 @@ ELASTIC_ROWS = {
     "nobody dead, with shared layers": lambda folder: shares(folder, "shared"),
     "predicted iteration time: median error, worst error": errors,
 }
+PACED = [RESULTS / "elastic-paced", RESULTS / "elastic-paced-6"]
+PACED_ROWS = {
+    "one dead: re-routed, cut": lambda folder: shares(folder, "rerouted", "cut"),
+    "one dead: cut over re-routed": lambda folder: beside(folder, "cut", "rerouted"),
+    "one worker at 60 %, known and cut": lambda folder: shares(folder, "slow-cut"),
+    "predicted iteration time: median error, worst error": errors,
+}
 ELASTIC_README_ROWS = {
     "one dead": ("rerouted", "moved", "cut"),
     "two dead in one stage": ("two-rerouted", "two-cut"),
@@ -143,6 +150,12 @@ def rows_below(page, heading):
 def test_a_row_of_elastic_cuts_has_the_numbers_of_the_emulated_pages(title):
     _, *measured = rows_below(RESULTS / "README.md", "## Elastic cuts")[title]
     assert [numbers(cell) for cell in measured[:2]] == [numbers(" ".join(ELASTIC_ROWS[title](folder))) for folder in EMULATED]
+
+
+@pytest.mark.parametrize("title", PACED_ROWS)
+def test_a_row_of_paced_cores_has_the_numbers_of_their_pages(title):
+    _, *measured = rows_below(RESULTS / "README.md", "On 16 cores")[title]
+    assert [numbers(cell) for cell in measured] == [numbers(" ".join(PACED_ROWS[title](folder))) for folder in PACED]
 
 
 @pytest.mark.parametrize("title", ELASTIC_README_ROWS)

@@ -1,4 +1,4 @@
-"""The parts of `recycle bench cluster` that need the hardware, as a command for machines that have only torch installed.
+"""The parts of `recycle bench cluster` that need the hardware, as a command for machines that have only torch and msgspec.
 
 PYTHONPATH=src python -m recycle.evaluate.hardware profile FOLDER --backend cpu-cores
 PYTHONPATH=src python -m recycle.evaluate.hardware race FOLDER
@@ -54,8 +54,8 @@ def _measure(args: argparse.Namespace) -> None:
         usual = Setup.usual(args.backend, args.workers, args.small, args.study, args.microbatches)
         begin_evaluation(args.folder, usual)
     setup = read_setup(args.folder)
-    with hardware(setup) as cores:
-        measure_part(args.part, args.folder, setup, size, print, chosen_variants(setup, args.variants), cores)
+    with hardware(setup) as choose_cores:
+        measure_part(args.part, args.folder, setup, size, print, chosen_variants(setup, args.variants), choose_cores)
 
 
 if __name__ == "__main__":

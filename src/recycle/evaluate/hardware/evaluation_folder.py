@@ -20,7 +20,7 @@ from recycle.core.errors import FileProblem, UserError
 from recycle.core.files import read_json, write_text
 from recycle.core.plans.plan_source import PlanFolder
 from recycle.core.profile import Profile
-from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, even_cores
+from recycle.evaluate.hardware.core_keepalive import are_cores_migrated, cores_kept_awake
 from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
@@ -29,7 +29,7 @@ from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
 from recycle.evaluate.hardware.variants import Variant
 from recycle.profiling.machine import a_core_each
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
-from recycle.profiling.worker_pool import ANY_CORE, CoreChoice, UnmeasuredCores
+from recycle.profiling.worker_pool import ChooseCores, any_core
 from recycle.runtime.options import refuse_absent_device
 
 SETUP, PROFILE = "setup.json", "profile.json"
@@ -79,7 +79,7 @@ def read_setup(folder: Path) -> Setup:
 
 
 @contextmanager
-def hardware(setup: Setup) -> Iterator[CoreChoice]:
+def hardware(setup: Setup) -> Iterator[ChooseCores]:
     """Prepare the hardware of a setup for all parts: GPU slices, or a core for each worker where there are as many.
 
     Worker processes are forked from a server that must start inside this context, once.
@@ -87,12 +87,12 @@ def hardware(setup: Setup) -> Iterator[CoreChoice]:
     refuse_absent_device(setup.device)
     if setup.is_gpu:
         with slices(setup.num_workers):
-            yield ANY_CORE
+            yield any_core
     elif are_cores_migrated():
-        with even_cores() as cores:
-            yield cores
+        with cores_kept_awake() as choose_cores:
+            yield choose_cores
     else:
-        yield UnmeasuredCores(a_core_each)
+        yield a_core_each
 
 
 def measure_part(
@@ -102,19 +102,19 @@ def measure_part(
     size: MeasurementSize,
     say: Say,
     variants: Sequence[Variant],
-    cores: CoreChoice = ANY_CORE,
+    choose_cores: ChooseCores = any_core,
 ) -> None:
     """Measure the part `profile`, `race` or `deaths`, or the rest of it; a part that is done is not measured again."""
     if part == "profile":
-        _measure_profile(folder, setup, say, cores)
+        _measure_profile(folder, setup, say, choose_cores)
     elif part == "race":
-        _measure_variants(folder, setup, size, say, variants, cores)
+        _measure_variants(folder, setup, size, say, variants, choose_cores)
     else:
         period_us = PlanFolder(folder / DEATHS).answer(frozenset()).plan.period_us
         measure_recoveries(folder, setup, size.kills, max(2, round(_CYCLE_S * 1e6 / period_us)), say)
 
 
-def _measure_profile(folder: Path, setup: Setup, say: Say, cores: CoreChoice) -> None:
+def _measure_profile(folder: Path, setup: Setup, say: Say, choose_cores: ChooseCores) -> None:
     if (folder / PROFILE).exists():
         return
     say(f"measuring the profile: {setup.num_workers} worker processes start and train until the medians of op times are stable")
@@ -123,7 +123,7 @@ def _measure_profile(folder: Path, setup: Setup, say: Say, cores: CoreChoice) ->
     def progress(number: int, change: float) -> None:
         say(f"round {number}: medians moved by {change:.1%}")
 
-    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated, cores)
+    found = rehearse(job, setup.model, _PATIENCE, progress, setup.emulated, choose_cores)
     if not found.is_stable:
         say(f"medians still moved by {found.median_change:.1%} after {found.num_rounds} rounds: this machine is not quiet")
     write_text(folder / PROFILE, json.dumps(found.profile.to_json(), indent=1) + "\n")
@@ -135,11 +135,11 @@ def _measure_variants(
     size: MeasurementSize,
     say: Say,
     variants: Sequence[Variant],
-    cores: CoreChoice,
+    choose_cores: ChooseCores,
 ) -> None:
     def progress(trial: Trial, num_done: int, num_trials: int) -> None:
         took = f"{trial.iteration_us / 1e3:.1f} ms, last loss {trial.losses[-1]:.4f}"
         say(f"trial {num_done} of {num_trials}: {trial.variant} {took}")
 
     profile = Profile.load(folder / PROFILE) if (folder / PROFILE).exists() else None
-    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile, cores)
+    run_race(folder, setup, variants, size.rounds, size.iterations, progress, profile, choose_cores)

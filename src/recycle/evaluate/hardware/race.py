@@ -6,9 +6,9 @@ In a trial all workers start from the same weights, and train `WARM_UP` iteratio
 import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, count, pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from recycle.evaluate.hardware.contenders import Contender, ContenderTurn, TurnR
 from recycle.evaluate.hardware.round_profiles import Rehearsal, round_path
 from recycle.evaluate.hardware.setup import Setup
 from recycle.evaluate.hardware.variants import Variant
-from recycle.profiling.worker_pool import ANY_CORE, CoreChoice, WorkerPool, worker_pool
+from recycle.profiling.worker_pool import ChooseCores, WorkerPool, any_core, worker_pool
 from recycle.runtime.execute.spans import Span
 
 WARM_UP = 2
@@ -34,17 +34,13 @@ _Other = TypeVar("_Other")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One turn of a variant: the times of the iterations that count, the losses of all, and the median of each kind of op.
-
-    `evenness` is the speed of the slowest worker's core, right after the turn, over the highest speed; None if not measured.
-    """
+    """One turn of a variant: the times of the iterations that count, the losses of all, and the median of each kind of op."""
 
     round: int
     variant: str
     iterations_us: Sequence[int]
     losses: Sequence[float]
     ops_us: Mapping[str, int]
-    evenness: float | None = None
 
     @property
     def iteration_us(self) -> float:
@@ -63,7 +59,7 @@ def run_race(
     num_iterations: int,
     progress: Progress,
     profile: Profile | None = None,
-    cores: CoreChoice = ANY_CORE,
+    choose_cores: ChooseCores = any_core,
 ) -> None:
     """Run the turns that are missing of `num_rounds` rounds; with a profile, rehearse in each round."""
     plans = {one.name: _plan(folder, setup, one) for one in variants if not one.is_torch}
@@ -75,7 +71,7 @@ def run_race(
     (folder / SPANS).mkdir(exist_ok=True)
     make_contender = partial(Contender, setup, boundaries)
     preload = ["torch.distributed.pipelining"]
-    with worker_pool(list(setup.shape.workers()), make_contender, preload, cores) as pool:
+    with worker_pool(list(setup.shape.workers()), make_contender, preload, choose_cores) as pool:
         numbers = count(1)  # every turn has a transport of its own
         for number, todo in missing.items():
             rehearsal = None
@@ -84,12 +80,12 @@ def run_race(
             for step in interleaved(todo, rehearsal.runs if rehearsal else []):
                 if not isinstance(step, Variant):
                     assert rehearsal is not None
-                    rehearsal.do(step, pool, numbers)
+                    rehearsal.do(step, pool, next(numbers))
                     continue
                 turn = ContenderTurn(
                     next(numbers), step.name, WARM_UP + num_iterations, plans.get(step.name), step.pipelines(setup), step.speeds
                 )
-                trial, results = run_trial(pool, turn, numbers, number)
+                trial, results = run_trial(pool, turn, number)
                 if number == num_rounds - 1:
                     _keep_spans(folder / SPANS / f"{step.name}.json.gz", results)
                 _append(folder / MEASURED, trial)
@@ -133,18 +129,14 @@ def _missing(folder: Path, variants: Sequence[Variant], num_rounds: int, is_rehe
     }
 
 
-def run_trial(
-    pool: WorkerPool, turn: ContenderTurn, numbers: Iterator[int], round_: int
-) -> tuple[Trial, Mapping[Worker, TurnResult]]:
-    """Have all workers do a turn, and do it again, with the next number, if their cores were uneven afterwards."""
-    answers, evenness = pool.ask_evenly(chain([turn], (replace(turn, number=number) for number in numbers)))
-    results = {worker: result for worker, result in answers.items() if result.ends_us}
+def run_trial(pool: WorkerPool, turn: ContenderTurn, number: int) -> tuple[Trial, Mapping[Worker, TurnResult]]:
+    results = {worker: result for worker, result in pool.ask(turn).items() if result.ends_us}
     ends_us = [max(result.ends_us[iteration] for result in results.values()) for iteration in range(turn.num_iterations)]
     losses = [results[worker].losses for worker in sorted(results) if results[worker].losses]
     # Torch's last stages know their own pipeline's losses only; ours know those of all.
     means = [sum(own) / len(own) for own in zip(*losses, strict=True)]
     took = [after - before for before, after in pairwise(ends_us[WARM_UP - 1 :])]
-    return Trial(round_, turn.variant, took, means, _medians_us(results), evenness), results
+    return Trial(number, turn.variant, took, means, _medians_us(results)), results
 
 
 def _medians_us(results: Mapping[Worker, TurnResult]) -> dict[str, int]:

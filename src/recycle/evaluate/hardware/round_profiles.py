@@ -4,9 +4,7 @@ So a slow hour of the machine is not mistaken for a slow plan, and a slow minute
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from recycle.core.files import write_text
@@ -33,12 +31,11 @@ class Rehearsal:
         self._fits, self._num_done = RehearsalFits(setup.shape), 0
         self.runs = self._fits.runs
 
-    def do(self, run: RehearsalRun, pool: WorkerPool, numbers: Iterator[int]) -> None:
-        """Do one of the runs, as a turn with a number of its own; after the last one, write the profile."""
+    def do(self, run: RehearsalRun, pool: WorkerPool, turn: int) -> None:
+        """Do one of the runs, as a turn of its own; after the last one, write the profile."""
         pipelines = range(run.plan.problem.shape.num_pipelines)
-        turn = partial(ContenderTurn, variant="rehearsal", num_iterations=run.num_iterations, plan=run.plan, pipelines=pipelines)
-        answers, _ = pool.ask_evenly(map(turn, numbers))
-        run.add({worker: result.run for worker, result in answers.items()})
+        results = pool.ask(ContenderTurn(turn, "rehearsal", run.num_iterations, run.plan, pipelines))
+        run.add({worker: result.run for worker, result in results.items()})
         self._num_done += 1
         if self._num_done == len(self.runs):
             self._write()

@@ -16,8 +16,8 @@ from recycle.profiling.emulated_device import EmulatedDevice
 from recycle.runtime.job import Job
 from recycle.runtime.options import FailureOptions, TrainOptions
 
-CPU_CORES, GPU_SLICES, EMULATED = "cpu-cores", "gpu-slices", "emulated"
-BACKENDS = (CPU_CORES, GPU_SLICES, EMULATED)
+CPU_CORES, PACED_CORES, GPU_SLICES, EMULATED = "cpu-cores", "paced-cores", "gpu-slices", "emulated"
+BACKENDS = (CPU_CORES, PACED_CORES, GPU_SLICES, EMULATED)
 TECHNIQUES, ELASTIC = "techniques", "elastic"
 STUDIES = (TECHNIQUES, ELASTIC)
 """What is compared: each technique beside torch's schedules; or re-routing beside cuts and moved layers."""
@@ -29,10 +29,16 @@ _SMALL = {
     GPU_SLICES: {"width": 256, "heads": 8, "context": 512},
 }
 # Layers enough to move some of them, and so small that two dozen micro-batches take seconds.
-_ELASTIC = {CPU_CORES: {"context": 128, "samples": 1}, GPU_SLICES: {"context": 1024, "samples": 2}}
+_ON_CORES = {"context": 128, "samples": 1}
+_ELASTIC = {CPU_CORES: _ON_CORES, PACED_CORES: _ON_CORES, GPU_SLICES: {"context": 1024, "samples": 2}}
 ELASTIC_LAYERS = 24
-# Long beside what a worker computes in truth, messages and sums, which take some ms of the machine's few cores.
-_LAYER_US = {"forward_us": 10_000, "input_us": 13_000, "weight_us": 9_000}
+_LAYER_US = {
+    # Long beside what a worker computes in truth, messages and sums, which take some ms of the machine's few cores.
+    EMULATED: {"forward_us": 10_000, "input_us": 13_000, "weight_us": 9_000},
+    # Longer than on a core of which another program has the second thread, at 45 % of the speed that a core has alone.
+    PACED_CORES: {"forward_us": 5_500, "input_us": 5_500, "weight_us": 3_300},
+}
+_DEVICE = {EMULATED: "emulated device", PACED_CORES: "paced core"}
 SEED = 1
 # Low enough that rounding does not grow within a few steps: all variants must come to the same losses.
 _RATE = 1e-4
@@ -47,7 +53,8 @@ make_optimizer = partial(torch.optim.AdamW, lr=_RATE, fused=True)
 class Setup:
     """A cluster and its model. On GPU slices all workers share one card, and weights and activations are bfloat16.
 
-    Emulated devices run a model that is too small to matter, and each op lasts as long as on a device of the worker's own.
+    Emulated devices run a model that is too small to matter, and each op lasts as long as on a device of the worker's own. Paced
+    cores run the model of the cores, and each op lasts as long as on a slow core.
     """
 
     backend: str
@@ -67,8 +74,8 @@ class Setup:
             raise UserError(f"the backend is {self.backend!r}, but it must be one of {', '.join(BACKENDS)}")
         if self.study not in STUDIES:
             raise UserError(f"the study is {self.study!r}, but it must be one of {', '.join(STUDIES)}")
-        if self.backend == EMULATED and self.study != ELASTIC:
-            raise UserError(f"torch's schedules do not run on emulated devices: give --study {ELASTIC}")
+        if self.backend in _LAYER_US and self.study != ELASTIC:
+            raise UserError(f"torch's schedules do not run on {_DEVICE[self.backend]}s: give --study {ELASTIC}")
         for field in fields(self)[1:-1]:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -95,8 +102,8 @@ class Setup:
         stages = 4
         if num_workers % stages or num_workers < 2 * stages:
             raise UserError(f"{num_workers} workers are no pipelines of {stages} stages: give a multiple of {stages}, at least 8")
-        if is_small and backend == EMULATED:
-            raise UserError("--small is for workers that share a machine: emulated devices run a tiny model anyway")
+        if is_small and backend in _LAYER_US:
+            raise UserError(f"ops of {_DEVICE[backend]}s last a fixed time, whatever the model: leave out --small")
         sizes = dict(_USUAL.get(backend, {}))
         if study == ELASTIC:
             sizes |= {**_ELASTIC.get(backend, {}), "layers": ELASTIC_LAYERS}
@@ -116,8 +123,9 @@ class Setup:
 
     @property
     def emulated(self) -> EmulatedDevice | None:
-        """The device of each worker, if it is emulated."""
-        return EmulatedDevice(**_LAYER_US, num_layers=self.layers // self.stages) if self.backend == EMULATED else None
+        """The device of each worker, if it is emulated, or the pace of its core."""
+        times = _LAYER_US.get(self.backend)
+        return EmulatedDevice(**times, num_layers=self.layers // self.stages) if times else None
 
     @property
     def device(self) -> str:
@@ -138,7 +146,8 @@ class Setup:
         if (device := self.emulated) is None:
             return made
         times = device.forward_us, device.input_us, device.weight_us
-        return f"{made}; a layer takes {', '.join(f'{us / 1000:g}' for us in times)} ms (F, I, W) of its worker's emulated device"
+        told = ", ".join(f"{us / 1000:g}" for us in times)
+        return f"{made}; a layer takes {told} ms (F, I, W) of its worker's {_DEVICE[self.backend]}"
 
     def modules(self, num_stages: int | None = None, layers: Sequence[int] | None = None) -> list[nn.Module]:
         """The model in its stages, or in another number of them; `layers` are those of each stage, by default balanced ones."""

@@ -18,7 +18,7 @@ from recycle.evaluate.hardware.evaluation_folder import PROFILE
 from recycle.evaluate.hardware.kills import PARTS, MeasuredRecovery, read_recoveries
 from recycle.evaluate.hardware.race import SPANS, Trial, plan_path, read_trials
 from recycle.evaluate.hardware.round_profiles import round_profiles
-from recycle.evaluate.hardware.setup import ELASTIC, Setup
+from recycle.evaluate.hardware.setup import ELASTIC, EMULATED, PACED_CORES, Setup
 from recycle.evaluate.hardware.torch_contender import TORCH_1F1B
 from recycle.evaluate.hardware.variants import (
     ADAPTIVE,
@@ -44,7 +44,6 @@ from recycle.evaluate.results.cluster_tables import (
     times_table,
 )
 from recycle.evaluate.results.elastic_requirements import elastic_requirements, without_contention
-from recycle.profiling.worker_pool import LEAST_EVENNESS
 from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
 from recycle.report.record.run_columns import read_run_record
@@ -61,16 +60,12 @@ _ROUNDING = {"cpu": 1e-4, "cuda": 2e-2}
 
 @dataclass(frozen=True, slots=True)
 class ClusterResults:
-    """The measurements of a cluster: by variant, with predictions, and by recovery.
-
-    `evenness` has the speed of the slowest core after each turn, over the highest speed, where it was measured.
-    """
+    """The measurements of a cluster: by variant, with predictions, and by recovery."""
 
     setup: Setup
     profile: Profile
     variants: Sequence[VariantResult]
     recoveries: Sequence[MeasuredRecovery]
-    evenness: Sequence[float] = ()
 
     @property
     def baseline(self) -> VariantResult:
@@ -115,9 +110,7 @@ def read_results(folder: Path, setup: Setup, variants: Sequence[Variant]) -> Clu
     if baseline_name(setup) not in {result.name for result in results}:
         (title,) = (variant.title for variant in variants if variant.name == baseline_name(setup))
         raise FileProblem(f"{folder} has no measurement of {title}, the baseline of all other variants: run the part race first")
-    shown = {result.name for result in results}
-    evenness = [trial.evenness for trial in trials if trial.evenness is not None and trial.variant in shown]
-    return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder), evenness)
+    return ClusterResults(setup, Profile.load(folder / PROFILE), results, read_recoveries(folder))
 
 
 def complete_rounds(trials: Sequence[Trial]) -> list[Trial]:
@@ -216,15 +209,16 @@ def _page(results: ClusterResults) -> Iterator[str]:
     yield "Iteration times are interquartile means over all rounds, beside the median and the quartiles. A share is the ratio of"
     yield "two throughputs; its 90 % bootstrap interval, by resampling rounds, is in brackets.\n"
     yield "Each round is predicted from a profile that the same processes measured in that round.\n"
-    if results.evenness:
-        yield f"{_about_cores(results.evenness)}\n"
     if setup.is_gpu:
         yield "All messages and reductions stay in the GPU's memory. torch's schedules use ReCycle's CUDA IPC transport for that,"
         yield "because gloo carries host memory only, and NCCL refuses two processes on one GPU.\n"
     yield f"![{results.title}]({PICTURE})\n"
     yield f"## Iteration times\n\n{markdown(throughput_table(variants, results.baseline))}\n"
     yield f"## Requirements\n\n{markdown(requirement_table(check_requirements(variants, setup)))}\n"
-    if setup.emulated is not None:
+    if setup.backend == PACED_CORES:
+        yield "Each worker computes its ops on a core of its own, and waits after each until the time has passed that it takes on"
+        yield "a slow core. So all are equally fast, also where the host of a virtual machine makes some slower than others.\n"
+    elif setup.backend == EMULATED:
         yield "Ops are computed for real, by a model that is too small to matter, and then last as long as on a device of the"
         yield "worker's own: no two workers share one, and nothing is gained or lost by contention.\n"
     elif setup.study == ELASTIC:
@@ -243,16 +237,6 @@ def _page(results: ClusterResults) -> Iterator[str]:
     if results.recoveries:
         yield f"## Kills and rejoins\n\n{markdown(times_table(_times_us(results.recoveries)))}\n"
         yield f"{_about_redone(results.recoveries, setup)}\n"
-
-
-def _about_cores(evenness: Sequence[float]) -> str:
-    num, num_uneven = len(evenness), sum(each < LEAST_EVENNESS for each in evenness)
-    return (
-        f"The speeds of the workers' cores were measured after {num} turns, each worker with a core of its own. The slowest core "
-        f"had {median(evenness):.0%} of the highest speed at the median, and {min(evenness):.0%} at worst. A turn with less than "
-        f"{LEAST_EVENNESS:.0%} is done once more, and the one on the more even cores counts; {num_uneven} of these {num} had "
-        "less both times."
-    )
 
 
 def _errors_text(errors: Sequence[float]) -> str:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 
-from recycle.evaluate.hardware.setup import CPU_CORES, EMULATED, GPU_SLICES, Setup
+from recycle.evaluate.hardware.setup import CPU_CORES, EMULATED, GPU_SLICES, PACED_CORES, Setup
 from recycle.evaluate.hardware.variants import CUT, FAULT_FREE, REROUTED, SLOW_CUT
 from recycle.evaluate.results.cluster_tables import FULL, PREDICTION_STEPS, Requirement, VariantResult, share_text
 
 _LEAST_KEPT, _LEAST_SLOW = 0.88, 0.92
 _MANY = 24
 """So many micro-batches leave few bubbles: there re-routing has no room to hide the work of a dead worker."""
-_LEAST_OVER_REROUTING = {CPU_CORES: 1.2, GPU_SLICES: 1.1, EMULATED: 1.2}
+_LEAST_OVER_REROUTING = {CPU_CORES: 1.2, PACED_CORES: 1.2, GPU_SLICES: 1.1, EMULATED: 1.2}
 
 
 def elastic_requirements(by_name: Mapping[str, VariantResult], setup: Setup) -> Iterator[Requirement]:
