@@ -41,6 +41,8 @@ class HeldLayers:
 
     def sum_us(self, layers: Sequence[int]) -> int:
         """The time in which the holders of these layers, which are the same for all, sum their gradients in one go."""
+        if not layers:
+            return 0
         size_bytes = sum(self.sums.total("gradient_bytes", range(layer, layer + 1)) for layer in layers)
         return self._profile.ring_us(size_bytes, self._num_peers[self.holders[layers[0]]])
 

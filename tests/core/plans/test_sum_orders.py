@@ -8,8 +8,9 @@ import pytest
 
 import recycle
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.row_programs import OWN_SUM, row_programs
+from recycle.core.plans.row_programs import row_programs
 from recycle.core.plans.rules import layer_windows, stage_windows
+from recycle.core.plans.sum_order import OWN_SUM
 from recycle.core.profile import Link
 from tests.runtime.random_cuts import cut_at_random
 
@@ -70,3 +71,55 @@ def test_a_layer_waits_for_others_no_longer_than_its_own_sum_takes(seed, link):
 def test_slow_sums_are_few():
     numbers = [len({layers for order in orders(plan_of(1, link)) for layers in order}) for link in LINKS]
     assert numbers[0] > numbers[-1] == 1 + 3  # the own ones, and those of each boundary
+
+
+def done_us(plan: Plan, found: list[list[tuple[int, ...]]]) -> list[int]:
+    """By stage, when its sums are done if its workers do them in this order, each when all of its holders are there."""
+    held, windows, of_layers = plan.problem.held_layers, stage_windows(plan), layer_windows(plan)
+    assert held is not None
+    left, free_us = [list(order) for order in found], [0] * len(found)
+    while any(left):
+        before = sum(map(len, left))
+        for stage in range(len(found)):
+            if not left[stage]:
+                continue
+            layers = left[stage][0]
+            own = [layer for layer in held.ranges[stage] if held.holders[layer] == (stage,)]
+            holders = held.holders[layers[0]] if layers else (stage,)
+            if any(not left[other] or left[other][0] != layers for other in holders):
+                continue
+            ready_us = max(of_layers.get(layer, (0, 0))[1] for layer in layers) if layers else windows[stage][1]
+            begin_us = max(ready_us, *(free_us[other] for other in holders))
+            for other in holders:
+                left[other].pop(0)
+                free_us[other] = begin_us + held.sum_us(layers or own)
+        assert sum(map(len, left)) < before, "workers wait for each other for ever"
+    return free_us
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("seed", range(5))
+def test_no_order_lets_workers_wait_for_each_other_for_ever(seed, link):
+    plan = plan_of(seed, link)
+    assert max(done_us(plan, orders(plan))) >= max(end for _, end in stage_windows(plan))
+
+
+def test_sums_of_a_deep_pipeline_do_not_wait_for_each_other_along_all_of_it():
+    """In the order in which their use ends, the sum of each boundary waits for that of the boundary before it."""
+    problem = recycle.problem(4, 16, 32, costs=(40, 52, 36), layers=64, shared_layers=2, fail="W1_5")
+    stages = tuple(replace(stage, gradient_bytes=20, optimizer_us=10) for stage in problem.profile.stages)
+    slow = replace(problem, profile=replace(problem.profile, stages=stages, peer_link=Link(0, 1.0)))
+    plan = recycle.solve(slow, "greedy", effort=3000)
+    found, held, of_layers = orders(plan), plan.problem.held_layers, layer_windows(plan)
+    assert held is not None
+    ends_us = [end for _, end in stage_windows(plan)]
+
+    def by_end(stage: int) -> list[tuple[int, ...]]:
+        return sorted(
+            found[stage], key=lambda layers: (of_layers[layers[0]][1] if layers else ends_us[stage], layers != OWN_SUM, layers)
+        )
+
+    def longest_us(of_stages: list[list[tuple[int, ...]]]) -> int:
+        return max(done - end for done, end in zip(done_us(plan, of_stages), ends_us, strict=True))
+
+    assert longest_us(found) < 0.7 * longest_us([by_end(stage) for stage in range(len(found))])

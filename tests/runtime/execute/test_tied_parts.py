@@ -11,7 +11,8 @@ from torch import nn
 import recycle
 from recycle.core.cluster import Worker
 from recycle.core.plans.plan import Plan
-from recycle.core.plans.row_programs import OWN_SUM, RowProgram, row_programs
+from recycle.core.plans.row_programs import RowProgram, row_programs
+from recycle.core.plans.sum_order import OWN_SUM
 from recycle.runtime.compute.elastic_stage import elastic_stages
 from recycle.runtime.compute.gradients import make_sums
 from recycle.runtime.compute.stage import Stage

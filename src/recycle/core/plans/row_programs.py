@@ -5,25 +5,20 @@ known. A warm-up holds forward passes only, so that no gradient is touched, and 
 forward passes of a warm-up. So every worker can play all of its warm-up whatever the verdict will be. If the verdict is that the
 step was wrong, all workers begin the iteration again, and no worker waits for a message that is never sent.
 
-And it says in which order the gradients of layers are summed that several stages hold: as the plan ends what adds to them. All
-workers know the same order, so that no sum waits for one that ends much later by the plan.
+And it says in which order the gradients of layers are summed that several stages hold.
 """
 
 import json
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from recycle.core.cluster import Worker
-from recycle.core.held_layers import HeldLayers
 from recycle.core.op import Kind
 from recycle.core.plans.op_costs import OpCosts
 from recycle.core.plans.plan import Plan, Row
-from recycle.core.plans.rules import layer_windows, stage_windows
+from recycle.core.plans.sum_order import sum_orders
 
 NO_MESSAGE = -1
-OWN_SUM = ()
-"""Stands in an order of sums for the layers that the stage shares with no other."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -79,7 +74,7 @@ def row_programs(plan: Plan) -> dict[Worker, RowProgram]:
     for row in plan.rows:
         stages[row.worker.stage].add(row)
     lengths = _warm_up_lengths(plan, stages)
-    costs, orders = plan.costs, _sum_orders(plan)
+    costs, orders = plan.costs, sum_orders(plan)
     return {row.worker: _program(row, plan, costs, stages, lengths[row.worker], orders) for row in plan.rows}
 
 
@@ -121,50 +116,13 @@ def _warm_up_lengths(plan: Plan, stages: Sequence[_StageColumns]) -> dict[Worker
     return lengths
 
 
-def _sum_orders(plan: Plan) -> Sequence[Sequence[Sequence[int]]]:
-    """By stage, `sum_order`."""
-    held = plan.problem.held_layers
-    windows = stage_windows(plan)
-    if held is None or not held.shared:
-        return [()] * len(windows)
-    # A stage comes before layers that end with it: nothing needs these as soon as all of the stage's own.
-    sums: list[tuple[int, int, int, Sequence[int], Sequence[int]]]
-    sums = [(end, 0, stage, (stage,), OWN_SUM) for stage, (_, end) in enumerate(windows)]
-    sums += [(end, 1, layers[0], held.holders[layers[0]], layers) for end, layers in _summed_together(plan, held)]
-    sums.sort()
-    return [tuple(layers for *_, at, layers in sums if stage in at) for stage in range(len(windows))]
-
-
-def _summed_together(plan: Plan, held: HeldLayers) -> Iterator[tuple[int, Sequence[int]]]:
-    """The layers that are summed in one go, and when the last use of them ends: those of the same stages that end together.
-
-    Sums go one after the other, and each costs more than its bytes: all workers meet for it. So a layer waits for others that end
-    later, but not for longer than its own sum takes.
-    """
-    of_layers, windows = layer_windows(plan), stage_windows(plan)
-    by_holders: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for layer in held.shared:
-        home = bisect_right(held.sums.bounds, layer) - 1
-        end_us = of_layers.get(layer, windows[home])[1]
-        by_holders.setdefault(held.holders[layer], []).append((end_us, layer))
-    for ends_us in by_holders.values():
-        first_us, last_us, joined = 0, 0, list[int]()
-        for end_us, layer in sorted(ends_us):
-            if joined and end_us - first_us > held.sum_us(joined[:1]):
-                yield last_us, tuple(sorted(joined))
-                joined = []
-            first_us, last_us = first_us if joined else end_us, end_us
-            joined.append(layer)
-        yield last_us, tuple(sorted(joined))
-
-
 def _program(
     row: Row,
     plan: Plan,
     costs: OpCosts,
     stages: Sequence[_StageColumns],
     length: int,
-    sum_orders: Sequence[Sequence[Sequence[int]]],
+    orders: Sequence[Sequence[Sequence[int]]],
 ) -> RowProgram:
     # An activation comes from the stage before and goes to the one after; a gradient, which I or B sends, the other way.
     stage, none, forward = row.worker.stage, (NO_MESSAGE, 0), Kind.F.value
@@ -182,4 +140,4 @@ def _program(
     layers = [costs.layers(stage, chain) for chain in row.chains] if costs.cuts else []
     firsts, ends = tuple(each.start for each in layers), tuple(each.stop for each in layers)
     columns = (row.kinds, tuple(row.chains), senders, made_at, "".join(is_early), receivers, taken_at, firsts, ends)
-    return RowProgram(row.worker, length, plan.problem.techniques.staggered, *columns, sum_orders[stage])
+    return RowProgram(row.worker, length, plan.problem.techniques.staggered, *columns, tuple(orders[stage]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from recycle.core.op import Kind
-from recycle.core.plans.row_programs import OWN_SUM
+from recycle.core.plans.sum_order import OWN_SUM
 from recycle.runtime.compute.elastic_stage import ElasticStage, guest_number, is_of_guest
 from recycle.runtime.compute.stage import Stage
 from recycle.runtime.compute.tied_parameters import Tie
