@@ -12,6 +12,7 @@ from typing import Any
 from recycle.core.errors import FileProblem
 from recycle.core.events.record import OpRan
 from recycle.core.files import write_bytes, write_text
+from recycle.core.op import Kind
 from recycle.core.plans.plan import Plan
 from recycle.core.profile import Profile
 from recycle.evaluate.hardware.evaluation_folder import PROFILE
@@ -44,6 +45,7 @@ from recycle.evaluate.results.cluster_tables import (
     times_table,
 )
 from recycle.evaluate.results.elastic_requirements import elastic_requirements, without_contention
+from recycle.profiling.emulated_device import EmulatedDevice
 from recycle.report.record.contention_text import contention_text
 from recycle.report.record.executed_iterations import Executed
 from recycle.report.record.run_columns import read_run_record
@@ -217,7 +219,9 @@ def _page(results: ClusterResults) -> Iterator[str]:
     yield f"## Requirements\n\n{markdown(requirement_table(check_requirements(variants, setup)))}\n"
     if setup.backend == PACED_CORES:
         yield "Each worker computes its ops on a core of its own, and waits after each until the time has passed that it takes on"
-        yield "a slow core. So all are equally fast, also where the host of a virtual machine makes some slower than others.\n"
+        yield "a slow core. So all are equally fast, also where the host of a virtual machine makes some slower than others."
+        assert setup.emulated is not None
+        yield f"{_about_pace(profile, setup.emulated)}\n"
     elif setup.backend == EMULATED:
         yield "Ops are computed for real, by a model that is too small to matter, and then last as long as on a device of the"
         yield "worker's own: no two workers share one, and nothing is gained or lost by contention.\n"
@@ -237,6 +241,13 @@ def _page(results: ClusterResults) -> Iterator[str]:
     if results.recoveries:
         yield f"## Kills and rejoins\n\n{markdown(times_table(_times_us(results.recoveries)))}\n"
         yield f"{_about_redone(results.recoveries, setup)}\n"
+
+
+def _about_pace(profile: Profile, pace: EmulatedDevice) -> str:
+    asked = [(pace.op_us(kind, pace.num_layers), kind) for kind in (Kind.F, Kind.I, Kind.W)]
+    found_us = {Kind.F: "forward_us", Kind.I: "input_us", Kind.W: "weight_us"}
+    longer = [getattr(stage, found_us[kind]) / asked_us - 1 for stage in profile.stages for asked_us, kind in asked]
+    return f"In the first profile ops take {median(longer):.1%} longer than that at the median, and {max(longer):.1%} at most."
 
 
 def _errors_text(errors: Sequence[float]) -> str:
