@@ -21,7 +21,7 @@ from sheet import UNJUDGED, Case, Row, Script, Section
 
 from recycle.profiling.machine import usable_cores
 
-WORKERS, WINDOW_S, LEAST_EVENNESS = 12, 0.5, 0.75
+WORKERS, WINDOW_S, SLOW_BELOW = 12, 0.5, 0.75
 _START_S = 0.05  # all have been told by then
 _COUNT = """
 import os, sys, time
@@ -136,7 +136,7 @@ def by_core(num_turns: int, core: int) -> Row:
 
 def columns(speeds: list[float]) -> tuple[str, str, str, str]:
     """The median, the lowest, the highest, and how many are slow."""
-    num_slow = sum(each < LEAST_EVENNESS for each in speeds)
+    num_slow = sum(each < SLOW_BELOW for each in speeds)
     return f"{median(speeds):.0%}", f"{min(speeds):.0%}", f"{max(speeds):.0%}", f"{num_slow} of {len(speeds)}"
 
 
@@ -144,7 +144,7 @@ def sections(name: str, is_quick: bool) -> list[Section]:
     num_turns = 3 if is_quick else 25
     about = (
         f"In a turn cores are busy for {WINDOW_S:g} s. Speeds are shares of the highest one of all cores and turns. Slow is less "
-        f"than {LEAST_EVENNESS:.0%} of it."
+        f"than {SLOW_BELOW:.0%} of it."
     )
     header = ("median", "lowest", "highest", "slow", "met")
     if name == "choices":

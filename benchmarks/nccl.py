@@ -7,8 +7,8 @@ python benchmarks/nccl.py --save                    also writes docs/benchmarks/
 
 The table of plans needs the folder of the tests: `PYTHONPATH=. python benchmarks/nccl.py --only plans`. What is measured is
 whether it works, and how soon it goes on after a failure. How fast NCCL is cannot be seen on one GPU, where it uses sockets.
-The workers share the GPU by MPS, for which the benchmark starts a daemon of its own: without it, their kernels take turns, and
-a kernel that waits for another worker's has to wait for that worker's turn.
+On a GPU it needs MPS, by which the workers share it, and starts a daemon of its own: otherwise kernels would take turns, and
+one that waits for another worker's would have to wait for that worker's turn.
 """
 
 import os
@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -346,8 +346,10 @@ SCRIPT = Script(
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # so many clients of MPS get no more
-    try:
-        with slices(1) if HAS_GPU else nullcontext():
-            sys.exit(SCRIPT.run(_sections))
-    except recycle.UserError as problem:  # no MPS
-        sys.exit(f"nccl: {problem}")
+    with ExitStack() as stack:
+        if HAS_GPU:
+            try:
+                stack.enter_context(slices(1))
+            except recycle.UserError as problem:  # no MPS
+                sys.exit(f"nccl: {problem}")
+        sys.exit(SCRIPT.run(_sections))

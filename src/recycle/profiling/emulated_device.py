@@ -1,8 +1,8 @@
 """EmulatedDevice: how long ops take on a device that each worker has for itself, on a machine that has none.
 
-A worker computes an op of a model that is small, and waits until the time of the emulated device has passed. Processes, messages,
-gradients, sums and steps are real. So a few cores are enough to measure schedules without the contention of workers that
-share them.
+A worker computes an op, and waits until the time of the emulated device has passed. Processes, messages, gradients, sums and
+steps are real. With a small model a few cores are enough to measure schedules without the contention of workers that share them.
+With a large one on a core for each worker, the cores are paced: as fast as a slow one, each.
 """
 
 from collections.abc import Callable

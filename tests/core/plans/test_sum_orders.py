@@ -99,9 +99,13 @@ def done_us(plan: Plan, found: list[list[tuple[int, ...]]]) -> list[int]:
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("seed", range(5))
-def test_no_order_lets_workers_wait_for_each_other_for_ever(seed, link):
+def test_no_order_lets_workers_wait_for_each_other_for_ever_and_no_stage_waits_for_sums_that_end_after_it(seed, link):
     plan = plan_of(seed, link)
-    assert max(done_us(plan, orders(plan))) >= max(end for _, end in stage_windows(plan))
+    found, windows = orders(plan), stage_windows(plan)
+    assert all(done > end for done, (_, end) in zip(done_us(plan, found), windows, strict=True)) or link == "free"
+    for order, (_, end_us) in zip(found, windows, strict=True):
+        before = order[: order.index(OWN_SUM)]
+        assert all(layer_windows(plan).get(layer, (0, 0))[1] < end_us for layers in before for layer in layers)
 
 
 def test_sums_of_a_deep_pipeline_do_not_wait_for_each_other_along_all_of_it():
@@ -115,9 +119,10 @@ def test_sums_of_a_deep_pipeline_do_not_wait_for_each_other_along_all_of_it():
     ends_us = [end for _, end in stage_windows(plan)]
 
     def by_end(stage: int) -> list[tuple[int, ...]]:
-        return sorted(
-            found[stage], key=lambda layers: (of_layers[layers[0]][1] if layers else ends_us[stage], layers != OWN_SUM, layers)
-        )
+        def end_us(layers: tuple[int, ...]) -> int:
+            return max(of_layers[layer][1] for layer in layers) if layers else ends_us[stage]
+
+        return sorted(found[stage], key=lambda layers: (end_us(layers), layers))
 
     def longest_us(of_stages: list[list[tuple[int, ...]]]) -> int:
         return max(done - end for done, end in zip(done_us(plan, of_stages), ends_us, strict=True))

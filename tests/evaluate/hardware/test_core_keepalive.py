@@ -92,7 +92,7 @@ with cores_kept_awake():
 
 
 def test_workers_have_their_cores_where_no_process_may_keep_them_awake(monkeypatch):
-    monkeypatch.setattr(core_keepalive, "_KEEPER", "raise SystemExit")
+    monkeypatch.setattr(core_keepalive, "_KEEPALIVE", "raise SystemExit")
     num = len(os.sched_getaffinity(0))
     with cores_kept_awake() as choose_cores:
         for _ in range(3):

@@ -115,12 +115,22 @@ def test_slices_of_a_missing_gpu_are_refused():
         pytest.fail("there is no GPU")
 
 
+def test_paced_cores_need_a_core_for_each_worker(monkeypatch):
+    monkeypatch.setattr(evaluation_folder, "num_cores", lambda: 11)
+    setup = Setup.usual("paced-cores", 12, study="elastic")
+    with (
+        pytest.raises(UserError, match="12 workers need as many cores to keep their pace, and this machine has 11"),
+        hardware(setup),
+    ):
+        pytest.fail("there are too few cores")
+
+
 @pytest.mark.parametrize("are_migrated", [False, True])
 @pytest.mark.parametrize("num_pipelines", [2, 100])
 def test_workers_have_a_core_each_where_there_are_as_many(are_migrated, num_pipelines, monkeypatch):
     monkeypatch.setattr(evaluation_folder, "slices", lambda num: pytest.fail("cores have no slices"))
     monkeypatch.setattr(evaluation_folder, "are_cores_migrated", lambda: are_migrated)
-    monkeypatch.setattr(core_keepalive, "_keeper", lambda core: nullcontext(BytesIO()))
+    monkeypatch.setattr(core_keepalive, "_keepalive", lambda core: nullcontext(BytesIO()))
     monkeypatch.setattr(machine, "_CORES", Path("/nowhere"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
     setup = replace(TINY, pipelines=num_pipelines)

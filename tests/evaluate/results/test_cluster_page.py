@@ -13,7 +13,7 @@ from tests.evaluate.results.published_pages import RESULTS
 @pytest.mark.parametrize(
     ("folder", "says"),
     [
-        ("elastic-paced-6", "In the first profile ops take 2.2% longer than that at the median, and 3.3% at most"),
+        ("elastic-paced-6", "an op takes 2.2% longer than this pace at the median over stages and kinds, and 3.3% at most"),
         ("elastic-emulated-6", "Ops are computed for real, by a model that is too small to matter"),
         ("elastic-cores-6", "## Contention told apart"),
     ],

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from recycle.evaluate.hardware.kills import read_recoveries
-from recycle.evaluate.results.cluster_tables import errors_beforehand, errors_by_round
+from recycle.evaluate.results.cluster_tables import FULL, errors_beforehand, errors_by_round
 from tests.evaluate.results.published_pages import RESULTS, lines, shown
 
 ROOT = Path(__file__).parents[3]
@@ -156,6 +156,16 @@ def test_a_row_of_elastic_cuts_has_the_numbers_of_the_emulated_pages(title):
 def test_a_row_of_paced_cores_has_the_numbers_of_their_pages(title):
     _, *measured = rows_below(RESULTS / "README.md", "On 16 cores")[title]
     assert [numbers(cell) for cell in measured] == [numbers(" ".join(PACED_ROWS[title](folder))) for folder in PACED]
+
+
+def test_the_errors_of_all_elastic_pages_are_those_of_their_rows():
+    folders = [*EMULATED, *PACED, RESULTS / "elastic-slices", RESULTS / "elastic-slices-6"]
+    found = [abs(line.error(FULL)) for folder in folders for line in lines(folder)]
+    says = (
+        f"Over all {len(found)} rows of these studies on paced cores, slices and emulated devices they are "
+        f"{median(found) * 100:.1f} % off at the median and {max(found) * 100:.1f} % at worst."
+    )
+    assert says in " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("title", ELASTIC_README_ROWS)

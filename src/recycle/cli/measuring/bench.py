@@ -23,7 +23,7 @@ examples:
   recycle bench cluster --workers 12 --backend cpu-cores --out build/cores
   recycle bench cluster --workers 12 --backend gpu-slices --out build/slices      one NVIDIA GPU, shared by all
   recycle bench cluster --study elastic --microbatches 24 --out build/elastic     cuts beside re-routing; nobody is killed
-  recycle bench cluster --backend paced-cores --study elastic --out build/paced   the same on cores of unsteady speed
+  recycle bench cluster --backend paced-cores --study elastic --out build/paced   the same on cores that are not equally fast
   recycle bench cluster --backend emulated --study elastic --out build/emulated   the same on any machine
   recycle bench cluster --out build/cores --only report                           the report again, from the measurements
 
@@ -38,8 +38,8 @@ def add_bench_parser(subparsers: Subparsers) -> None:
     parser.add_argument("what", choices=("cluster",), help="the benchmark")
     parser.add_argument("--workers", type=int, metavar="N", help="workers, a multiple of 4 (default: 12)")
     hardware = (
-        "the hardware of a worker: cpu-cores (default), gpu-slices; or, for the study elastic, paced-cores, each as fast as a "
-        "slow core, or emulated devices, which fit on two cores"
+        "the hardware of a worker: cpu-cores (default) or gpu-slices; for --study elastic also paced-cores, whose ops last as "
+        "long as on a slow core, or emulated, which needs two cores only"
     )
     parser.add_argument("--backend", metavar="BACKEND", help=hardware)
     parser.add_argument("--small", action="store_true", help="a GPT that is small enough for workers that share cores")

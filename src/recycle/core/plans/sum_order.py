@@ -4,7 +4,10 @@ A stage has several sums: one of the layers that no other stage holds, and those
 sum at a time, and all holders of a layer do its sum together. So the orders of all stages come from one order of all sums, in
 which no worker waits for ever. It is that of list scheduling, from when the plan ends what adds to a sum, and how long each
 sum takes: the next is always the one that can begin first. In the order of the ends alone, sums of neighbouring boundaries would
-wait for each other along the whole pipeline, each for a stage that is still busy with its other neighbour.
+wait for each other along the whole pipeline, each for a stage that is still busy with its other neighbour. List scheduling is a
+heuristic: for a few plans of few stages that order would be shorter.
+
+A stage waits for the sums before its own layers' when it begins its next iteration: the use of these ends earlier by the plan.
 """
 
 from bisect import bisect_right
@@ -21,22 +24,20 @@ OWN_SUM = ()
 
 
 class _Sum(NamedTuple):
-    """A sum, first of all by when it can begin, as far as that is known.
+    """A sum. Sums compare by `begin_us`, which grows when holders become busy, and then by when the use of their layers ends.
 
-    A stage's own layers come before shared ones that end with it: nothing needs these as soon as all of the stage's own.
+    A stage's own sum, which has no layers, comes before shared ones that end with it: its next op needs it sooner.
     """
 
     begin_us: int
     end_of_use_us: int
-    is_shared: bool
-    number: int
-    holders: Sequence[int]
     layers: Sequence[int]
+    holders: Sequence[int]
     takes_us: int
 
 
 def sum_orders(plan: Plan) -> Sequence[Sequence[Sequence[int]]]:
-    """Return by stage the layers of each sum, in their order; nothing if no layers are shared."""
+    """Return for each stage the layers of its sums, in their order; no sums if no layers are shared."""
     held, windows = plan.problem.held_layers, stage_windows(plan)
     found: list[list[Sequence[int]]] = [[] for _ in windows]
     if held is None or not held.shared:
@@ -59,7 +60,7 @@ def sum_orders(plan: Plan) -> Sequence[Sequence[Sequence[int]]]:
 def _own_sums(held: HeldLayers, windows: Sequence[tuple[int, int]]) -> Iterator[_Sum]:
     for stage, (_, end_us) in enumerate(windows):
         own = [layer for layer in held.ranges[stage] if len(held.holders[layer]) == 1]
-        yield _Sum(end_us, end_us, False, stage, (stage,), OWN_SUM, held.sum_us(own))
+        yield _Sum(end_us, end_us, OWN_SUM, (stage,), held.sum_us(own))
 
 
 def _shared_sums(plan: Plan, held: HeldLayers, windows: Sequence[tuple[int, int]]) -> Iterator[_Sum]:
@@ -87,4 +88,4 @@ def _shared_sums(plan: Plan, held: HeldLayers, windows: Sequence[tuple[int, int]
 
 def _shared_sum(held: HeldLayers, holders: Sequence[int], layers: Sequence[int], end_us: int) -> _Sum:
     together = tuple(sorted(layers))
-    return _Sum(end_us, end_us, True, together[0], holders, together, held.sum_us(together))
+    return _Sum(end_us, end_us, together, holders, held.sum_us(together))

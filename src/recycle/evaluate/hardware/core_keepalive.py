@@ -18,7 +18,7 @@ from recycle.profiling.worker_pool import ChooseCores
 _CPU_INFO, _QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
 _SPIN, _REST = b"spin\n", b"rest\n"
 # It rests until it is told to spin, and ends when its parent ends, even if the parent is killed: its input ends then.
-_KEEPER = """
+_KEEPALIVE = """
 import os, select, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -46,7 +46,7 @@ def cores_kept_awake() -> Iterator[ChooseCores]:
     """What chooses a core for each worker, and keeps these awake, or all if there are no workers, or more workers than cores."""
     cores = usable_cores()
     with ExitStack() as stack:
-        told = {core: stack.enter_context(_keeper(core)) for core in cores}
+        told = {core: stack.enter_context(_keepalive(core)) for core in cores}
 
         def choose(num_workers: int) -> Sequence[int]:
             own = a_core_each(num_workers)
@@ -60,14 +60,16 @@ def cores_kept_awake() -> Iterator[ChooseCores]:
 
 
 @contextmanager
-def _keeper(core: int) -> Iterator[IO[bytes]]:
+def _keepalive(core: int) -> Iterator[IO[bytes]]:
     """A keepalive process on this core, by the pipe that tells it what to do."""
-    command = [sys.executable, "-S", "-c", _KEEPER, str(core)]
+    command = [sys.executable, "-S", "-c", _KEEPALIVE, str(core)]
     # Unbuffered, so that nothing is left to be written to one that has ended; in a session of its own, because an interrupt is
     # for the parent, which ends it.
-    with subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as keeper:
-        assert keeper.stdin is not None
+    with subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdin is not None
         try:
-            yield keeper.stdin
+            yield process.stdin
         finally:
-            keeper.kill()
+            process.kill()

@@ -25,9 +25,9 @@ from recycle.evaluate.hardware.gpu_slices import slices
 from recycle.evaluate.hardware.kills import DEATHS, measure_recoveries
 from recycle.evaluate.hardware.measurement_size import MeasurementSize
 from recycle.evaluate.hardware.race import Trial, run_race
-from recycle.evaluate.hardware.setup import CPU_CORES, TECHNIQUES, Setup
+from recycle.evaluate.hardware.setup import CPU_CORES, EMULATED, PACED_CORES, TECHNIQUES, Setup
 from recycle.evaluate.hardware.variants import Variant
-from recycle.profiling.machine import a_core_each
+from recycle.profiling.machine import a_core_each, num_cores
 from recycle.profiling.rehearsal import Patience, rehearsal_plan, rehearse
 from recycle.profiling.worker_pool import ChooseCores, any_core
 from recycle.runtime.options import refuse_absent_device
@@ -85,6 +85,11 @@ def hardware(setup: Setup) -> Iterator[ChooseCores]:
     Worker processes are forked from a server that must start inside this context, once.
     """
     refuse_absent_device(setup.device)
+    if setup.backend == PACED_CORES and num_cores() < setup.num_workers:
+        raise UserError(
+            f"{setup.num_workers} workers need as many cores to keep their pace, and this machine has {num_cores()}: "
+            f"give --backend {EMULATED}, which needs only a few"
+        )
     if setup.is_gpu:
         with slices(setup.num_workers):
             yield any_core

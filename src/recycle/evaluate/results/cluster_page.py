@@ -219,7 +219,7 @@ def _page(results: ClusterResults) -> Iterator[str]:
     yield f"## Requirements\n\n{markdown(requirement_table(check_requirements(variants, setup)))}\n"
     if setup.backend == PACED_CORES:
         yield "Each worker computes its ops on a core of its own, and waits after each until the time has passed that it takes on"
-        yield "a slow core. So all are equally fast, also where the host of a virtual machine makes some slower than others."
+        yield "a slow core. So workers are about equally fast, also where the host of a virtual machine makes some cores slower."
         assert setup.emulated is not None
         yield f"{_about_pace(profile, setup.emulated)}\n"
     elif setup.backend == EMULATED:
@@ -247,7 +247,10 @@ def _about_pace(profile: Profile, pace: EmulatedDevice) -> str:
     asked = [(pace.op_us(kind, pace.num_layers), kind) for kind in (Kind.F, Kind.I, Kind.W)]
     found_us = {Kind.F: "forward_us", Kind.I: "input_us", Kind.W: "weight_us"}
     longer = [getattr(stage, found_us[kind]) / asked_us - 1 for stage in profile.stages for asked_us, kind in asked]
-    return f"In the first profile ops take {median(longer):.1%} longer than that at the median, and {max(longer):.1%} at most."
+    return (
+        f"In the first profile an op takes {median(longer):.1%} longer than this pace at the median over stages and kinds, and "
+        f"{max(longer):.1%} at most."
+    )
 
 
 def _errors_text(errors: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
 """TiedPart: parameters that several stages hold and that are summed in one go, and when a worker has nothing to add any more.
 
-A tie is summed in parts. All workers sum in one order: that in which the plan ends what adds to the parts, and to the layers that
-a stage shares with nobody. So a stage steps what is summed, and does not wait for sums that end later by the plan.
+A tie is summed in parts. All workers sum in one order, that of `core.plans.sum_order`, in which the stage's other layers have a
+place, too: the use of parts before it ends no later by the plan; those after it may be late.
 """
 
 from collections.abc import Sequence
