@@ -9,6 +9,7 @@ the speed, for seconds or minutes, and the machine does not say so. A process on
 same two small matrices: no message, no shared memory and no other process of ours is in its way.
 """
 
+import select
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from recycle.profiling.machine import usable_cores
 
 WORKERS, WINDOW_S, SLOW_BELOW = 12, 0.5, 0.75
 _START_S = 0.05  # all have been told by then
+_ANSWER_S = 120.0  # also while torch is imported on a busy machine
 _COUNT = """
 import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -58,9 +60,11 @@ class Counters:
     """A process on each core that counts when it is told to."""
 
     def __init__(self, cores: list[int]) -> None:
+        piped = subprocess.PIPE
+        # In sessions of their own: an interrupt is for the parent, which ends them.
         self._processes = {
             core: subprocess.Popen(
-                [sys.executable, "-c", _COUNT, str(core)], bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", _COUNT, str(core)], bufsize=1, stdin=piped, stdout=piped, text=True, start_new_session=True
             )
             for core in cores
         }
@@ -87,8 +91,12 @@ class Counters:
     def _line(self, core: int) -> str:
         pipe = self._processes[core].stdout
         assert pipe is not None
+        if not select.select([pipe], [], [], _ANSWER_S)[0]:
+            sys.exit(
+                f"cores: the process on core {core} has not answered within {_ANSWER_S:g} s: run it again on a quieter machine"
+            )
         if not (line := pipe.readline()):
-            sys.exit(f"cores: the process on core {core} has ended")
+            sys.exit(f"cores: the process on core {core} has ended: its error is above")
         return line
 
 

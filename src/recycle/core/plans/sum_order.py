@@ -7,7 +7,7 @@ sum takes: the next is always the one that can begin first. In the order of the 
 wait for each other along the whole pipeline, each for a stage that is still busy with its other neighbour. List scheduling is a
 heuristic: for a few plans of few stages that order would be shorter.
 
-A stage waits for the sums before its own layers' when it begins its next iteration: the use of these ends earlier by the plan.
+A stage's next iteration waits for the sums that come before its own: the use of their layers ends earlier by the plan.
 """
 
 from bisect import bisect_right
